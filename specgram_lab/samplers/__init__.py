@@ -1,0 +1,1 @@
+"""Instrumented samplers: what was proposed, masked, admitted, verified, accepted, at every step."""
