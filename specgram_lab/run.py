@@ -33,6 +33,8 @@ POLL_S = 0.05
 
 Progress = Callable[[Path, int, int], None]
 """Called with a cell's folder, its finished requests and all of them."""
+Ended = Callable[[Path, str], None]
+"""Called with the folder and the outcome of a cell that is through."""
 
 
 class OutputFolderError(ValueError):
@@ -52,11 +54,13 @@ def run_cell(cell: Cell, folder: Path, progress: Progress | None = None) -> pd.S
     return run_cells([(cell, folder)], progress)[0]
 
 
-def run_cells(work: Sequence[tuple[Cell, Path]], progress: Progress | None = None) -> list[pd.Series]:
+def run_cells(
+    work: Sequence[tuple[Cell, Path]], progress: Progress | None = None, ended: Ended | None = None
+) -> list[pd.Series]:
     """Run cells in their folders; those that can share an engine do. Rows of ``runs`` in the same order.
 
     A finished cell is not run again: its row is read. ``progress`` is called with the folder, finished and all
-    requests. A cell that takes the engine down with it costs only itself: the others go on in a new process.
+    requests; ``ended`` with the folder and the outcome of every cell that is through. A cell that takes the engine down with it costs only itself: the others go on in a new process.
 
     Raises:
         OutputFolderError: before anything is started, if a folder cannot be written or belongs to another cell.
@@ -66,16 +70,25 @@ def run_cells(work: Sequence[tuple[Cell, Path]], progress: Progress | None = Non
     waiting: dict[str, list[tuple[Cell, Path]]] = {}
     for cell, folder in work:
         if is_done(cell, folder):
+            tell(ended, folder)
             continue
         prepare(folder)
-        if not refused(cell, folder):
+        if refused(cell, folder):
+            tell(ended, folder)
+        else:
             waiting.setdefault(options.engine_key(cell), []).append((cell, folder))
     for group in waiting.values():
         left = group
         while left:
-            execute(left, progress)
+            execute(left, progress, ended)
             left = [(cell, folder) for cell, folder in left if not (folder / DONE).is_file()]
     return [ledger.read_table(folder, "runs").iloc[0] for _, folder in work]
+
+
+def tell(ended: Ended | None, folder: Path) -> None:
+    """Say that the cell in ``folder`` is through."""
+    if ended is not None:
+        ended(folder, json.loads((folder / DONE).read_text(encoding="utf-8"))["outcome"])
 
 
 def is_done(cell: Cell, folder: Path) -> bool:
@@ -147,7 +160,7 @@ def requested(cell: Cell) -> dict[str, Any]:
     }
 
 
-def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None) -> None:
+def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended: Ended | None) -> None:
     """Start the process of these cells, finish each as it ends, end all that the process started.
 
     At least the first cell is finished when this returns.
@@ -169,6 +182,7 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None) -> Non
             ending = wait(process, watched, cell, folder, progress)
             row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
             finish(cell, folder, row | outcome(folder, ending))
+            tell(ended, folder)
             if ending is not None:
                 break
     finally:

@@ -55,3 +55,10 @@ def effective_config(llm: Any) -> dict[str, Any]:
             "adaptive_verification": bool(getattr(speculative, "enable_adaptive_verification", False)),
         }
     return effective
+
+
+def verifies_adaptively(llm: Any) -> bool:
+    """Whether the engine made an AV manager; a drafter without confidences makes vLLM drop the wish silently."""
+    executor = getattr(llm.llm_engine, "model_executor", None)
+    runner = getattr(getattr(getattr(executor, "driver_worker", None), "worker", None), "model_runner", None)
+    return getattr(runner, "adaptive_verification", None) is not None

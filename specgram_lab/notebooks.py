@@ -1,0 +1,141 @@
+"""Run a notebook with parameters through papermill, and believe nothing that papermill says of its success.
+
+papermill marks every cell completed when a kernel dies, only logs a parameter that the notebook does not know, and
+turns what it cannot translate into text. So parameters are checked first, and a notebook has succeeded when its last
+cell has written `MARK` with the parameters it saw (`close`), and these are the ones that were given.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specgram_lab.cell import write_json
+from specgram_lab.spec import SpecError
+
+MARK = "notebook.json"
+Outcome = Literal["ok", "failed", "kernel_died", "no_data"]
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What became of a notebook. ``reason`` is one sentence for every outcome but ok."""
+
+    outcome: Outcome
+    reason: str
+    notebook: Path
+    parameters: dict[str, Any]
+    seconds: float
+
+
+def defaults(path: Path) -> dict[str, Any]:
+    """The literal values in the notebook's cell tagged ``parameters``.
+
+    Raises:
+        SpecError: there is no such cell, or more than one, or it holds something else than literals.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    tagged = [c for c in content["cells"] if "parameters" in c.get("metadata", {}).get("tags", [])]
+    if len(tagged) != 1:
+        raise SpecError(f"{path} has {len(tagged)} cells tagged parameters, one is wanted")
+    values = {}
+    for statement in ast.parse("".join(tagged[0]["source"])).body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+            raise SpecError(f"{path}: line {statement.lineno} of the parameters cell is no plain assignment")
+        target = statement.targets[0]
+        try:
+            assert isinstance(target, ast.Name)
+            values[target.id] = ast.literal_eval(statement.value)
+        except (AssertionError, ValueError):
+            raise SpecError(f"{path}: line {statement.lineno} of the parameters cell holds no literal") from None
+    return values
+
+
+def plain(name: str, value: Any) -> Any:
+    """``value``, if papermill hands it over unchanged: texts, numbers, None, and lists and mappings of them.
+
+    Raises:
+        SpecError: naming the parameter and the type that would change on the way.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise SpecError(f"parameter {name} is {value}, which JSON cannot hold")
+        return value
+    if type(value) is list:
+        return [plain(name, item) for item in value]
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise SpecError(f"parameter {name} has the key {key!r}, keys are texts")
+        return {key: plain(name, item) for key, item in value.items()}
+    raise SpecError(f"parameter {name} is a {type(value).__name__}; give texts, numbers, lists or mappings")
+
+
+def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) -> Executed:
+    """Run the notebook; the executed copy, and what its code prints, go to ``out``, which it gets as ``out`` too.
+
+    Raises:
+        SpecError: a parameter that the notebook does not have, or that would change on the way.
+    """
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from papermill.exceptions import PapermillExecutionError
+
+    known = defaults(path)
+    given = {name: plain(name, value) for name, value in (parameters or {}).items()}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise SpecError(f"{path.name} has no parameter {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    out = out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if "out" in known:
+        given.setdefault("out", str(out))
+    (out / MARK).unlink(missing_ok=True)
+    copy = out / path.name
+    begin = time.monotonic()
+    outcome: Outcome = "ok"
+    reason = ""
+    try:
+        with (out / f"{path.stem}.log").open("w", encoding="utf-8") as log:
+            papermill.execute_notebook(
+                str(path), str(copy), parameters=given, kernel_name="python3", cwd=str(path.parent),
+                progress_bar=False, stdout_file=log, stderr_file=log, log_output=False,
+            )  # fmt: skip
+    except DeadKernelError:
+        outcome, reason = "kernel_died", "the kernel ended in the middle of the notebook"
+    except PapermillExecutionError as error:
+        outcome, reason = "failed", f"cell {error.exec_count}: {error.ename}: {' '.join(str(error.evalue).split())}"
+    except Exception as error:  # noqa: BLE001  a time-out of papermill, a kernel that does not start
+        outcome, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"
+    seconds = time.monotonic() - begin
+    seen = json.loads((out / MARK).read_text(encoding="utf-8"))["parameters"] if (out / MARK).is_file() else None
+    if outcome == "ok":
+        if seen is None:
+            outcome, reason = "no_data", "the notebook ended without writing its mark: its last cell must call lab.close"
+        else:
+            wrong = [name for name, value in given.items() if seen.get(name) != value]
+            if wrong:
+                name = wrong[0]
+                outcome, reason = "failed", f"parameter {name} was {given[name]!r}, the notebook saw {seen.get(name)!r}"
+    return Executed(outcome, reason, copy, seen or {}, seconds)
+
+
+def close(folder: str | Path, parameters: Mapping[str, Any], *, rows: int) -> None:
+    """For the last cell of a notebook: say that it is through, with the parameters it saw and its rows of results.
+
+    Raises:
+        SpecError: there are no rows; a notebook that ran and measured nothing has not succeeded.
+    """
+    if rows < 1:
+        raise SpecError("the notebook came to its end without one row of results")
+    write_json(Path(folder) / MARK, {"parameters": dict(parameters), "rows": rows})
