@@ -162,3 +162,17 @@ def vocabulary_note(target: Path, drafter: Path) -> str | None:
     if sizes[0] == sizes[1]:
         return None
     return f"vocabulary sizes {sizes[0]} (target) and {sizes[1]} (draft model) differ by padding only"
+
+
+def notes(cell: Cell) -> list[str]:
+    """What the reader of the cell's numbers should know, though it runs."""
+    found = []
+    if cell.engine.runner == "v2" and cell.drafter.method in ("ngram", "ngram_gpu"):
+        found.append(
+            "Model Runner V2's n-gram drafter proposes the last token k times where it finds no match, and these are"
+            " verified like any draft; V1's proposes nothing there"
+        )
+    if cell.drafter.method == "draft_model" and cell.drafter.model not in (None, "target"):
+        note = vocabulary_note(models.model_dir(cell.target.model), models.model_dir(str(cell.drafter.model)))
+        found += [note] if note else []
+    return found

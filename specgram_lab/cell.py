@@ -22,6 +22,8 @@ from specgram_lab.spec import Cell, parse_cell
 
 STARTED = time.monotonic()
 CHILD = "child.json"
+PARENT = "SPECGRAM_PARENT"
+"""Environment variable: id of the process that started this one."""
 
 
 def main(folders: list[Path]) -> None:
@@ -49,10 +51,12 @@ def main(folders: list[Path]) -> None:
 
 
 def die_with_parent() -> None:
-    """On Linux: be killed when the process that started this one is."""
+    """On Linux: be killed when the process that started this one is; leave at once if it already was."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.environ.get(PARENT) not in (None, str(os.getppid())):
+        os._exit(1)
 
 
 def refused_by_config(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ without it has not run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,9 +23,9 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from specgram_lab import capabilities, ledger, models
+from specgram_lab import capabilities, grammars, ledger, models, workloads
 from specgram_lab.builders import options
-from specgram_lab.cell import CHILD, write_json
+from specgram_lab.cell import CHILD, PARENT, write_json
 from specgram_lab.spec import Cell
 
 DONE = "done.json"
@@ -68,15 +69,14 @@ def run_cells(
     """
     work = [(cell, folder.absolute()) for cell, folder in work]
     waiting: dict[str, list[tuple[Cell, Path]]] = {}
-    for cell, folder in work:
-        if is_done(cell, folder):
+    with contextlib.closing(Grammars()) as checked:
+        for cell, folder in work:
+            if not is_done(cell, folder):
+                prepare(folder)
+                if not refused(cell, folder, checked):
+                    waiting.setdefault(options.engine_key(cell), []).append((cell, folder))
+                    continue
             tell(ended, folder)
-            continue
-        prepare(folder)
-        if refused(cell, folder):
-            tell(ended, folder)
-        else:
-            waiting.setdefault(options.engine_key(cell), []).append((cell, folder))
     for group in waiting.values():
         left = group
         while left:
@@ -105,17 +105,17 @@ def is_done(cell: Cell, folder: Path) -> bool:
     return True
 
 
-def refused(cell: Cell, folder: Path) -> bool:
+def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
     """Write the row of a cell that cannot run or whose grammar does not compile; say whether it was one."""
     reason = capabilities.refusal(cell)
     if reason is not None:
         finish(cell, folder, requested(cell) | {"outcome": "unsupported", "reason": reason})
         return True
     models.ensure(cell.target.model)
-    verdict = preflight(cell)
-    row = requested(cell) | {"warnings": list(verdict.warnings), "whitespace": verdict.whitespace}
-    if not verdict.ok:
-        finish(cell, folder, row | {"outcome": verdict.outcome, "reason": verdict.reason})
+    row = requested(cell) | checked.columns(cell)
+    row["warnings"] = [*row["warnings"], *capabilities.notes(cell)]
+    if "outcome" in row:
+        finish(cell, folder, row)
         return True
     write_json(folder / "row.json", row)
     write_json(folder / "cell.json", cell.model_dump(mode="json"))
@@ -167,7 +167,7 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
     """
     cell, first = work[0]
     environment = {**os.environ, **options.environment(cell, capabilities.device(cell), first / "reports")}
-    environment = {key: value for key, value in environment.items() if value != ""}
+    environment = {key: value for key, value in environment.items() if value != ""} | {PARENT: str(os.getpid())}
     folders = [folder for _, folder in work]
     command = [cell.engine.python or sys.executable, "-m", "specgram_lab.cell", *map(str, folders)]
     with (first / LOG).open("wb") as log:
@@ -310,20 +310,38 @@ def last_line(log: Path) -> str:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "empty log")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the grammar's preflight says of a cell."""
+class Grammars:
+    """Preflight of the cells' grammars, each compiled once, in a process that is there while cells are looked at."""
 
-    ok: bool
-    outcome: str = ""
-    reason: str = ""
-    warnings: tuple[str, ...] = ()
-    whitespace: str = ""
+    def __init__(self) -> None:
+        self._session: grammars.CompilerSession | None = None
+        self._known: dict[str, dict[str, Any]] = {}
 
+    def columns(self, cell: Cell) -> dict[str, Any]:
+        """The columns that the grammar gives to the run's row; with ``outcome`` where it cannot be used."""
+        if cell.workload.scenario or cell.grammar.kind == "none":
+            return {"warnings": []}
+        schemas = [p.schema for p in workloads.load(cell.workload)] if cell.grammar.per_prompt else []
+        key = json.dumps([cell.grammar.model_dump(mode="json"), schemas, cell.workload.min_tokens], sort_keys=True)
+        if key not in self._known:
+            if self._session is None:
+                python = cell.engine.python or sys.executable
+                self._session = grammars.CompilerSession(models.model_dir(cell.target.model), python=python)
+            found = grammars.preflight(
+                cell.grammar, self._session, schemas=schemas, min_tokens=cell.workload.min_tokens
+            )
+            row: dict[str, Any] = {"warnings": list(found.warnings), "whitespace": found.whitespace}
+            row["warnings"] += [f"not enforced by the grammar's backend: {item}" for item in found.not_enforced]
+            if not found.ok:
+                kind = "unsupported" if found.reason_kind == "unsupported" else "grammar_rejected"
+                row |= {"outcome": kind, "reason": found.reason}
+            self._known[key] = row
+        return self._known[key]
 
-def preflight(cell: Cell) -> Verdict:
-    """Compile the cell's grammar within limits, before a model is loaded."""
-    return Verdict(ok=True)
+    def close(self) -> None:
+        """End the process."""
+        if self._session is not None:
+            self._session.close()
 
 
 def finish(cell: Cell, folder: Path, row: dict[str, Any]) -> pd.Series:

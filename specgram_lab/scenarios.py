@@ -8,19 +8,20 @@ token that the target says (and, past the first of them, for the one after it, a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import pandas as pd
 import yaml
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from specgram_lab.paths import data_file
-from specgram_lab.spec import Grammar, Model, SpecError, explain
+from specgram_lab.paths import DATA, data_file
+from specgram_lab.spec import Cell, Drafter, Engine, Grammar, Model, SpecError, Workload, explain
 
 Side = Literal["sync", "async"]
 
 
 class Counts(Model):
-    """Totals over the steps of a scenario that follow from the definitions; None where a side has no say."""
+    """Totals over the steps of a scenario: what the ledger holds, and what the engine itself reported."""
 
     drafted: int
     grammar_valid: int
@@ -90,6 +91,32 @@ def load_scenario(name: str, base: Path | None = None) -> Scenario:
 
 def scenario_names() -> list[str]:
     """Names of all scenarios in ``data/scenarios``."""
-    from specgram_lab.paths import DATA
-
     return sorted(path.stem for path in (DATA / "scenarios").glob("*.yaml"))
+
+
+def cell(name: str, scheduling: Side, engine: Literal["scripted", "local"] = "scripted", **options: Any) -> Cell:
+    """The cell that runs a scenario; ``options`` are further fields of `specgram_lab.spec.Engine`."""
+    scenario = load_scenario(name)
+    return Cell(
+        drafter=Drafter(method="scripted", k=scenario.k),
+        workload=Workload(scenario=name, concurrency=max(4, len(scenario.requests))),
+        engine=Engine(kind=engine, scheduling=scheduling, **options),
+    )
+
+
+def counts(run: pd.Series, steps: pd.DataFrame) -> Counts:
+    """What a run of a scenario gave, in the terms of its expectation."""
+    total = steps[["drafted", "grammar_valid", "scheduled", "verified", "accepted"]].sum()
+    return Counts(
+        **{name: int(value) for name, value in total.items()},
+        spec_steps=int((steps["drafted"] > 0).sum()),
+        engine_drafts=int(run["engine_num_drafts"]),
+        engine_draft_tokens=int(run["engine_draft_tokens"]),
+        engine_accepted=int(run["engine_accepted_tokens"]),
+    )
+
+
+def differences(expected: Counts, found: Counts) -> list[str]:
+    """Each count that is not as expected, with both values."""
+    pairs = zip(expected, found, strict=True)
+    return [f"{name} is {got}, expected {wanted}" for (name, wanted), (_, got) in pairs if wanted != got]

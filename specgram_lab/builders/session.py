@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specgram_lab import grammars, workloads
+from specgram_lab import grammars, models, workloads
 from specgram_lab.scenarios import load_scenario
 from specgram_lab.spec import Cell, Grammar
 
@@ -122,6 +122,7 @@ class Session:
     def request_rows(self, run_id: str) -> list[dict[str, Any]]:
         """Rows of the table ``requests``, every output judged."""
         rows = []
+        matches = self._matches()
         for sent in self.requests:
             row: dict[str, Any] = {
                 "run_id": run_id,
@@ -141,14 +142,26 @@ class Session:
                 "text": grammars.escape_surrogates(completion.text),
                 "token_ids": list(completion.token_ids),
             }
-            row |= self._judgement(sent, completion) | self._reported(completion)
+            row |= self._judgement(sent, completion, matches.get(sent.request_id)) | self._reported(completion)
             rows.append(row)
         return rows
 
-    def _judgement(self, sent: Sent, completion: Any) -> dict[str, Any]:
+    def _matches(self) -> dict[str, grammars.TextMatch]:
+        """What xgrammar's own matcher says of outputs that no other oracle can judge, by request."""
+        asked = [s for s in self.requests if s.output and s.grammar.kind in ("ebnf", "structural_tag")]
+        found = {}
+        for sent in asked:
+            text = sent.output.outputs[0].text
+            match = grammars.validate_texts(sent.grammar, [text], models.model_dir(self.cell.target.model))[0]
+            found[sent.request_id] = match
+        return found
+
+    def _judgement(self, sent: Sent, completion: Any, match: grammars.TextMatch | None) -> dict[str, Any]:
         if sent.grammar.kind == "none":
             return {}
-        verdict = grammars.classify(sent.grammar, completion.text, completion.finish_reason, schema=sent.schema)
+        verdict = grammars.classify(
+            sent.grammar, completion.text, completion.finish_reason, schema=sent.schema, match=match
+        )
         return {
             "output_class": str(verdict.kind.value),
             "class_detail": verdict.detail,

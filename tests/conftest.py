@@ -1,0 +1,15 @@
+"""Shared fixtures. Engines are started once a session and only by tests marked ``engine``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specgram_lab import models
+
+
+@pytest.fixture(scope="session")
+def target_folder() -> Path:
+    """The converted target, fetched on first use."""
+    return models.ensure("smollm2-135m")

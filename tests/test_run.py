@@ -1,0 +1,148 @@
+"""How a cell can end: by a signal at any moment, by its limits, refused, and with a folder that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specgram_lab import run as runs
+from specgram_lab import scenarios
+from specgram_lab.spec import Limits, parse_cell
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_cell_killed_at_a_random_moment_leaves_a_row_and_no_process(tmp_path, target_folder, seed):
+    delay = random.Random(seed).uniform(0.2, 6.0)
+    killed = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            found = processes_of(tmp_path)
+            if found:
+                time.sleep(delay)
+                found[0].send_signal(signal.SIGKILL)
+                killed.append(found[0].pid)
+                return
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    row = runs.run_cell(scenarios.cell("row-a", "sync"), tmp_path)
+    killer.join()
+    assert killed
+    assert row["outcome"] == "killed"
+    assert "SIGKILL" in row["reason"]
+    assert row["partial"]
+    assert processes_of(tmp_path) == []
+    assert (tmp_path / runs.DONE).is_file()
+
+
+@pytest.mark.engine
+def test_limits_end_the_cell(tmp_path, target_folder):
+    cell = scenarios.cell("row-a", "sync")
+    late = runs.run_cell(cell.model_copy(update={"limits": Limits(timeout_s=0.5)}), tmp_path / "late")
+    assert late["outcome"] == "timeout"
+    assert "0.5 s" in late["reason"]
+    large = runs.run_cell(cell.model_copy(update={"limits": Limits(memory_mib=256)}), tmp_path / "large")
+    assert large["outcome"] == "killed"
+    assert "256 MiB" in large["reason"]
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.engine
+def test_the_engine_dies_with_the_process_that_started_it(tmp_path, target_folder):
+    (tmp_path / "cell.yaml").write_text(
+        "drafter: {method: scripted, k: 4}\nworkload: {scenario: row-a}\nengine: {kind: scripted}\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "specgram_lab.cli", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "out")]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not (child := [p for p in processes_of(tmp_path / "out") if "specgram_lab.cell" in p.cmdline()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        parent.kill()
+        parent.wait()
+    gone, alive = psutil.wait_procs(child, timeout=10)
+    assert not alive
+    assert not (tmp_path / "out" / runs.DONE).is_file()
+
+
+@pytest.mark.engine
+def test_a_lone_surrogate_is_kept_escaped(tmp_path, target_folder):
+    row = runs.run_cell(parse_cell(SURROGATE), tmp_path)
+    assert row["outcome"] == "ok", row["reason"]
+    from specgram_lab import ledger
+
+    request = ledger.read_table(tmp_path, "requests").iloc[0]
+    assert request["text"] == '{"s":"\\ud83d"}'
+    assert request["output_class"] == "valid"
+    assert len(request["token_ids"]) > 3
+
+
+SURROGATE = {
+    "drafter": {"method": "scripted", "k": 4},
+    "workload": {"scenario": str(Path(__file__).with_name("surrogate.yaml"))},
+    "engine": {"kind": "scripted"},
+}
+
+
+def test_a_finished_cell_is_not_run_again_and_another_is_refused(tmp_path):
+    refused = parse_cell({"workload": {"inline": ["x"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}})
+    first = runs.run_cell(refused, tmp_path)
+    assert first["outcome"] == "unsupported"
+    stamp = (tmp_path / runs.DONE).stat().st_mtime_ns
+    again = runs.run_cell(refused, tmp_path)
+    assert again["reason"] == first["reason"]
+    assert (tmp_path / runs.DONE).stat().st_mtime_ns == stamp
+    other = parse_cell({"workload": {"inline": ["y"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}})
+    with pytest.raises(runs.OutputFolderError, match="holds the finished cell"):
+        runs.run_cell(other, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    cell = scenarios.cell("row-a", "sync")
+    begin = time.monotonic()
+    with pytest.raises(runs.OutputFolderError, match="file"):
+        runs.run_cell(cell, tmp_path / "file" / "out")
+    assert time.monotonic() - begin < 1.0
+
+
+def test_a_read_only_folder_is_refused(tmp_path):
+    """In a child that is not root: root may write anywhere."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    said = tmp_path / "said"
+    said.touch()
+    said.chmod(0o666)
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
+        folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            runs.prepare(closed / "out")
+        except runs.OutputFolderError as error:
+            said.write_text(str(error), encoding="utf-8")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert said.read_text(encoding="utf-8") == f"results cannot be written to {closed / 'out'}: Permission denied"
