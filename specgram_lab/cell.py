@@ -18,18 +18,16 @@ from typing import Any
 
 from specgram_lab import ledger
 from specgram_lab.builders.options import OPTIONS, REPORTS
+from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.spec import Cell, parse_cell
 
 STARTED = time.monotonic()
-CHILD = "child.json"
-PARENT = "SPECGRAM_PARENT"
-"""Environment variable: id of the process that started this one."""
 
 
 def main(folders: list[Path]) -> None:
     """Build the engine that the cells share, run them one after another, and leave."""
     die_with_parent()
-    cells = [parse_cell(json.loads((f / "cell.json").read_text(encoding="utf-8"))) for f in folders]
+    cells = [parse_cell(json.loads((f / CELL).read_text(encoding="utf-8"))) for f in folders]
     llm: Any = None
     for number, (cell, folder) in enumerate(zip(cells, folders, strict=True)):
         report: dict[str, Any] = {"outcome": "engine_failed", "reason": "", "partial": True, "cells_before": number}
@@ -77,13 +75,6 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:2000]
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write and rename, so that the file is whole or absent."""
-    part = path.with_suffix(".tmp")
-    part.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-    part.replace(path)
-
-
 def build(cell: Cell) -> Any:
     """The engine, with the patches that were asked for and no others."""
     from specgram_lab.builders import local
@@ -110,7 +101,7 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
         "cells_before": report["cells_before"],
     }
     before = engine_counters(llm)
-    session = Session(cell, llm, progress=folder / "progress")
+    session = Session(cell, llm, progress=folder / PROGRESS)
     try:
         session.run()
         report["partial"] = False
@@ -139,9 +130,8 @@ def check_patches(reports: Path, wanted: dict[str, Any]) -> None:
         raise RuntimeError("no process of the engine reported its patches: the plugin entry point was not loaded")
     for process in found:
         if sorted(process["patches"]) != sorted(wanted):
-            raise RuntimeError(
-                f"process {process['pid']} has the patches {sorted(process['patches'])}, asked for were {sorted(wanted)}"
-            )
+            found_here = sorted(process["patches"])
+            raise RuntimeError(f"process {process['pid']} has patches {found_here}, asked for were {sorted(wanted)}")
 
 
 def engine_counters(llm: Any) -> dict[str, int]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import os
 import platform
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from specgram_lab import capabilities, models, provenance
+from specgram_lab.builders import options
+from specgram_lab.scenarios import Side
 from specgram_lab.spec import NEEDS_WEIGHTS, Budget, Cell, Drafter, Engine, Method, Target, Workload
 
+Runner = Literal["v1", "v2"]
+RUNNERS: tuple[Runner, ...] = get_args(Runner)
 INTERPRETER_TRITON = "3.9.0"
 """The release of Triton whose interpreter the lab's mends were written for."""
 
@@ -25,11 +32,16 @@ def examine() -> dict[str, Any]:
         "target": {n: str(models.model_dir(n)) if models.is_ready(n) else None for n in models.PACKAGED},
         "faults": faults(),
         "runners": runners(),
-        "scheduling": {s: verdict(Engine(scheduling=s)) for s in ("sync", "async")},
-        "adaptive_verification": {r: verdict(Engine(runner=r, budget=Budget(policy="native")), "dspark") for r in ("v1", "v2")},
+        "scheduling": {side: verdict(Engine(scheduling=side)) for side in get_args(Side)},
+        "adaptive_verification": {r: verdict(adaptive(r), "dspark" if r == "v2" else "mtp") for r in RUNNERS},
         "drafters": {method: drafter(method) for method in get_args(Method)},
         "kernels": kernels(),
     }
+
+
+def adaptive(runner: Runner) -> Engine:
+    """An engine with adaptive verification; without CUDA graphs only where the lab's patch takes that wish away."""
+    return Engine(runner=runner, budget=Budget(policy="native"), enforce_eager=not capabilities.has_cuda())
 
 
 def verdict(engine: Engine, method: Method = "none") -> str:
@@ -42,7 +54,7 @@ def verdict(engine: Engine, method: Method = "none") -> str:
 
 def runners() -> dict[str, str]:
     """Whether each model runner can run here."""
-    found = {runner: verdict(Engine(runner=runner)) for runner in ("v1", "v2")}
+    found: dict[str, str] = {runner: verdict(Engine(runner=runner)) for runner in RUNNERS}
     if found["v2"] == "ok" and not capabilities.has_cuda():
         try:
             triton = version("triton")
@@ -55,8 +67,11 @@ def runners() -> dict[str, str]:
 
 def drafter(method: Method) -> dict[str, str]:
     """What a drafter can run with, by runner and scheduling."""
-    cases = [(r, s) for r in ("v1", "v2") for s in ("sync", "async")]
-    found = {f"{r} {s}": verdict(Engine(runner=r, scheduling=s), method) for r, s in cases}
+    found = {
+        f"{runner} {side}": verdict(Engine(runner=runner, scheduling=side), method)
+        for runner in RUNNERS
+        for side in get_args(Side)
+    }
     if method in NEEDS_WEIGHTS and method != "draft_model":
         found["weights"] = "none come with the lab; give a checkpoint as the drafter's model"
     return found
@@ -76,7 +91,9 @@ def faults() -> list[str]:
             except PackageNotFoundError:
                 continue
             if "+cpu" not in other:
-                found.append(f"{name} {other} is a CUDA build beside torch {torch}; models fail to import: pip uninstall {name}")
+                found.append(
+                    f"{name} {other} is a CUDA build beside torch {torch}; models fail to import: pip uninstall {name}"
+                )
     name, release = capabilities.build()
     if name and torch:
         wanted = next((r for r in requires(name) or [] if r.startswith("torch==")), "")
@@ -87,12 +104,18 @@ def faults() -> list[str]:
 
 
 def kernels() -> dict[str, str]:
-    """Triton kernels of the installed vLLM that runner V2 may launch on a CPU: native, interpreted or unknown."""
-    if not capabilities.build()[0] or importlib.util.find_spec("numba") is None:
-        return {}
-    from specgram_lab.builders.cpu.kernels import survey
+    """Triton kernels of the installed vLLM that runner V2 may launch on a CPU: native, interpreted or unknown.
 
-    return dict(survey())
+    Asked in a process of its own, which has the interpreter and imports vLLM; empty where that cannot be.
+    """
+    if not capabilities.build()[0] or capabilities.has_cuda():
+        return {}
+    environment = {**os.environ, **options.interpreter(os.environ)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-m", "specgram_lab.builders.cpu.kernels"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    lines = done.stdout.strip().splitlines()
+    return dict(json.loads(lines[-1])) if done.returncode == 0 and lines else {}
 
 
 def to_text(report: dict[str, Any]) -> str:
@@ -119,7 +142,9 @@ def to_text(report: dict[str, Any]) -> str:
                 reasons.setdefault(text, []).append(key)
         lines += [f"{'':15}{', '.join(keys)}: {text}" for text, keys in reasons.items()]
     if report["kernels"]:
-        counts = {kind: sum(v == kind for v in report["kernels"].values()) for kind in ("native", "interpreted", "unknown")}
+        counts = {
+            kind: sum(v == kind for v in report["kernels"].values()) for kind in ("native", "interpreted", "unknown")
+        }
         lines += ["", "kernels of runner V2 on a CPU: " + ", ".join(f"{n} {kind}" for kind, n in counts.items())]
         lines += [f"  {kind:12} {name}" for name, kind in sorted(report["kernels"].items()) if kind != "native"]
     return "\n".join(lines)

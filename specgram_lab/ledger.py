@@ -119,6 +119,8 @@ FSM_EVENTS = _schema(
 
 TABLES: Mapping[str, pa.Schema] = {"runs": RUNS, "requests": REQUESTS, "steps": STEPS, "fsm_events": FSM_EVENTS}
 
+COUNTS = ("drafted", "grammar_valid", "scheduled", "struck", "verified", "padded", "av_skipped", "accepted", "sampled")
+
 INVARIANTS: Mapping[str, str] = {
     "drafted >= grammar_valid": "grammar_valid > drafted",
     "drafted >= verified": "verified > drafted",
@@ -128,7 +130,7 @@ INVARIANTS: Mapping[str, str] = {
     "scheduled >= struck": "struck > scheduled",
     "sampled >= committed": "committed > sampled",
     "drafted = number of draft_token_ids": "drafted != n_draft_ids",
-    "no count is negative": "drafted < 0 or grammar_valid < 0 or struck < 0 or padded < 0 or av_skipped < 0 or accepted < 0",
+    "no count is negative": " or ".join(f"{name} < 0" for name in COUNTS),
 }
 """Name of each invariant of a step, and the rows that break it (a pandas query)."""
 

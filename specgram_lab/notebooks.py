@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specgram_lab.cell import write_json
+from specgram_lab.handover import write_json
 from specgram_lab.spec import SpecError
 
 MARK = "notebook.json"
@@ -121,7 +121,10 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     seen = json.loads((out / MARK).read_text(encoding="utf-8"))["parameters"] if (out / MARK).is_file() else None
     if outcome == "ok":
         if seen is None:
-            outcome, reason = "no_data", "the notebook ended without writing its mark: its last cell must call lab.close"
+            outcome, reason = (
+                "no_data",
+                "the notebook ended without writing its mark: its last cell must call lab.close",
+            )
         else:
             wrong = [name for name, value in given.items() if seen.get(name) != value]
             if wrong:

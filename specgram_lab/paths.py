@@ -15,7 +15,7 @@ class DataNotFoundError(FileNotFoundError):
 
 
 def cache_dir() -> Path:
-    """Fetched and converted models and other builds. ``SPECGRAM_CACHE`` names it; default ``.cache`` beside the code."""
+    """Fetched and converted models; ``SPECGRAM_CACHE`` names another place than ``.cache`` beside the code."""
     return Path(os.environ.get("SPECGRAM_CACHE") or ROOT / ".cache")
 
 
@@ -33,4 +33,6 @@ def data_file(kind: str, name: str, base: Path | None = None) -> Path:
         if candidate.is_file():
             return candidate
     known = sorted(p.stem for p in (DATA / kind).glob("*") if p.suffix in SUFFIXES[kind])
-    raise DataNotFoundError(f"no {kind.rstrip('s')} {name!r}: it is neither a file nor one of {', '.join(known) or 'none'}")
+    raise DataNotFoundError(
+        f"no {kind.rstrip('s')} {name!r}: it is neither a file nor one of {', '.join(known) or 'none'}"
+    )

@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specgram_lab import figures, semantics, stats
@@ -19,10 +21,12 @@ SEED = 7
 
 def draw(results: Results, draw_on: Callable[[], tuple[Figure, pd.DataFrame]], name: str, note: str) -> Figure:
     """Make one figure with its caption and save it as ``name`` in the results' folder (SVG, PNG, and its table)."""
-    with plt.rc_context(figures.paper(columns=2)):
+    with mpl.rc_context(figures.paper(columns=2)):
         figure, frame = draw_on()
         ids = list(drafting(results)[0]["run_id"])
-        figures.add_caption(figure, figures.caption(frame, run_ids=ids, note="; ".join(filter(None, (note, build(results))))))
+        figures.add_caption(
+            figure, figures.caption(frame, run_ids=ids, note="; ".join(filter(None, (note, build(results)))))
+        )
         figures.save(figure, results.folder / name)
         plt.close(figure)
     frame.to_csv(results.folder / f"{name}.csv", index=False)
@@ -31,7 +35,7 @@ def draw(results: Results, draw_on: Callable[[], tuple[Figure, pd.DataFrame]], n
 
 def build(results: Results) -> str:
     """What the runs were made with, from their provenance, for a caption."""
-    found = {}
+    found: dict[str, None] = {}
     for text in results.runs["provenance"].dropna():
         content = json.loads(text)
         packages = content["packages"]
@@ -98,7 +102,7 @@ def fsm(results: Results, name: str = "fsm_events") -> Figure:
     return draw(results, on, name, note)
 
 
-def figure_of(axes: plt.Axes) -> Figure:
+def figure_of(axes: Axes) -> Figure:
     """The figure that ``axes`` lie in."""
     figure = axes.figure
     assert isinstance(figure, Figure)

@@ -25,7 +25,7 @@ import psutil
 
 from specgram_lab import capabilities, grammars, ledger, models, workloads
 from specgram_lab.builders import options
-from specgram_lab.cell import CHILD, PARENT, write_json
+from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.spec import Cell
 
 DONE = "done.json"
@@ -61,7 +61,8 @@ def run_cells(
     """Run cells in their folders; those that can share an engine do. Rows of ``runs`` in the same order.
 
     A finished cell is not run again: its row is read. ``progress`` is called with the folder, finished and all
-    requests; ``ended`` with the folder and the outcome of every cell that is through. A cell that takes the engine down with it costs only itself: the others go on in a new process.
+    requests; ``ended`` with the folder and the outcome of every cell that is through. A cell that takes the engine
+    down with it costs only itself: the others go on in a new process.
 
     Raises:
         OutputFolderError: before anything is started, if a folder cannot be written or belongs to another cell.
@@ -118,7 +119,7 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
         finish(cell, folder, row)
         return True
     write_json(folder / "row.json", row)
-    write_json(folder / "cell.json", cell.model_dump(mode="json"))
+    write_json(folder / CELL, cell.model_dump(mode="json"))
     return False
 
 
@@ -172,7 +173,13 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
     command = [cell.engine.python or sys.executable, "-m", "specgram_lab.cell", *map(str, folders)]
     with (first / LOG).open("wb") as log:
         process = subprocess.Popen(
-            command, env=environment, cwd=first, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            cwd=first,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     watched = Watch(process.pid)
     try:
@@ -213,7 +220,7 @@ def wait(
 def report_progress(folder: Path, shown: str, progress: Progress) -> str:
     """Hand on what the child wrote, if it changed."""
     try:
-        text = (folder / "progress").read_text(encoding="utf-8")
+        text = (folder / PROGRESS).read_text(encoding="utf-8")
     except OSError:
         return shown
     if text != shown and "/" in text:
@@ -252,10 +259,8 @@ class Watch:
     def end(self) -> None:
         """End the group and every known descendant that still is the process it was."""
         self.look()
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         for process in self.seen.values():
             try:
                 if process.is_running():
@@ -279,7 +284,10 @@ def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
         reason = f"the engine's process ended with code {ending.returncode}: {last_line(folder / LOG)}"
         return {"outcome": "engine_failed", "reason": reason, "partial": True}
     report = json.loads(path.read_text(encoding="utf-8"))
-    row = {key: report.get(key) for key in ("outcome", "reason", "partial", "prompts", "output_tokens", "generate_s", "start_s")}
+    row = {
+        key: report.get(key)
+        for key in ("outcome", "reason", "partial", "prompts", "output_tokens", "generate_s", "start_s")
+    }
     effective, counters = report.get("effective"), report.get("counters", {})
     if effective is not None:
         row |= {

@@ -274,8 +274,9 @@ class Cell(Model):
             reserved = self.drafter.k * self.workload.concurrency
             if self.engine.max_num_batched_tokens <= reserved:
                 raise SpecError(
-                    f"max_num_batched_tokens {self.engine.max_num_batched_tokens} leaves no room beside k {self.drafter.k}"
-                    f" x concurrency {self.workload.concurrency} = {reserved} draft slots; {reserved + 256} would work"
+                    f"max_num_batched_tokens {self.engine.max_num_batched_tokens} leaves no room beside"
+                    f" k {self.drafter.k} x concurrency {self.workload.concurrency} = {reserved} draft slots;"
+                    f" {reserved + 256} would work"
                 )
         return self
 

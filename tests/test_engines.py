@@ -39,12 +39,14 @@ NULL_SCHEMA = {
 OTHERS = {
     "unrecorded": cell(NGRAM, SCHEMA, engine={"record": False}),
     "async-ngram": cell(NGRAM, OBJECT, **ASYNC),
-    "min-p-tiny": cell(NGRAM, OBJECT, workload={"min_p": 1e-6, "limit": 2}),
-    "min-p": cell(NGRAM, OBJECT, workload={"min_p": 0.01, "limit": 2}),
+    "min-p-tiny": cell(NGRAM, OBJECT, workload={"min_p": 1e-6, "temperature": 0.7, "limit": 2}),
+    "min-p": cell(NGRAM, OBJECT, workload={"min_p": 0.01, "temperature": 0.7, "limit": 2}),
     "logit-bias": cell(NGRAM, OBJECT, workload={"logit_bias": {"5": 1.0}, "limit": 2}),
     "penalty": cell(NGRAM, OBJECT, workload={"repetition_penalty": 1.1, "limit": 2}),
     "min-tokens": cell(
-        NGRAM, {"kind": "json_schema", "value": {"type": "boolean"}}, workload={"min_tokens": 64, "max_tokens": 96, "limit": 1}
+        NGRAM,
+        {"kind": "json_schema", "value": {"type": "boolean"}},
+        workload={"min_tokens": 64, "max_tokens": 96, "limit": 1},
     ),
     "good-regex": cell(NGRAM, {"kind": "regex", "value": "[a-z ]{1,40}"}, workload={"limit": 1}),
     "bad-regex": cell(NGRAM, {"kind": "regex", "value": "[a-z"}, workload={"limit": 1}),
@@ -61,7 +63,8 @@ OTHERS = {
     ),
     "lookup-4": cell({"method": "ngram", "k": 2, "prompt_lookup_max": 4}, workload={"limit": 1, "max_tokens": 4}),
     "never-drafts": cell(
-        {"method": "ngram", "k": 2, "prompt_lookup_min": 9, "prompt_lookup_max": 9}, workload={"limit": 2, "max_tokens": 12}
+        {"method": "ngram", "k": 2, "prompt_lookup_min": 9, "prompt_lookup_max": 9},
+        workload={"limit": 2, "max_tokens": 12},
     ),
 }
 
@@ -83,7 +86,10 @@ def test_the_engine_counting_of_the_ledger_is_what_vllm_reported(ran, name):
 @pytest.mark.parametrize("name", REAL)
 def test_runner_and_scheduling_are_the_ones_that_were_asked_for(ran, name):
     run = ran[name].run
-    assert (run["runner_effective"], run["scheduling_effective"]) == (run["runner_requested"], run["scheduling_requested"])
+    assert (run["runner_effective"], run["scheduling_effective"]) == (
+        run["runner_requested"],
+        run["scheduling_requested"],
+    )
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -115,7 +121,9 @@ def test_a_run_without_the_recorder_gives_the_same_text(ran):
     assert recorded.run["engine_draft_tokens"] == bare.run["engine_draft_tokens"]
 
 
-@pytest.mark.parametrize(("one", "other"), [("v1-self-schema", "v1-async-self-schema"), ("v2-self-schema", "v2-async-self-schema")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("v1-self-schema", "v1-async-self-schema"), ("v2-self-schema", "v2-async-self-schema")]
+)
 def test_sync_and_async_decode_the_same_and_the_rfc_counts_the_same_steps(ran, one, other):
     a, b = ran[one], ran[other]
     assert list(a.requests["text"]) == list(b.requests["text"])
@@ -132,7 +140,10 @@ def test_async_is_not_filled_with_sync_numbers(ran):
     assert pd.isna(run["scheduling_effective"])
 
 
-@pytest.mark.parametrize(("name", "outcome"), [("min-p-tiny", "ok"), ("min-p", "rejected_request"), ("logit-bias", "rejected_request"), ("penalty", "ok")])
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("min-p-tiny", "ok"), ("min-p", "rejected_request"), ("logit-bias", "rejected_request"), ("penalty", "ok")],
+)
 def test_request_parameters_that_speculation_refuses_are_rows(ran, name, outcome):
     one = ran[name]
     assert one.run["outcome"] == outcome, one.run["reason"]
@@ -170,7 +181,9 @@ def test_a_null_copied_from_the_prompt_is_drafted_and_never_emitted(ran):
 def test_lookup_defaults_are_what_vllm_makes_of_them(ran):
     one = ran["lookup-4"]
     effective = json.loads(one.run["config_effective"])
-    assert (effective["prompt_lookup_min"], effective["prompt_lookup_max"]) == one.cell.drafter.effective_lookup == (4, 4)
+    assert (
+        (effective["prompt_lookup_min"], effective["prompt_lookup_max"]) == one.cell.drafter.effective_lookup == (4, 4)
+    )
 
 
 def test_a_drafter_that_never_drafts_has_no_rate(ran):

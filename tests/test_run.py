@@ -69,7 +69,15 @@ def test_the_engine_dies_with_the_process_that_started_it(tmp_path, target_folde
     (tmp_path / "cell.yaml").write_text(
         "drafter: {method: scripted, k: 4}\nworkload: {scenario: row-a}\nengine: {kind: scripted}\n", encoding="utf-8"
     )
-    command = [sys.executable, "-m", "specgram_lab.cli", "run", str(tmp_path / "cell.yaml"), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "specgram_lab.cli",
+        "run",
+        str(tmp_path / "cell.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
@@ -79,7 +87,7 @@ def test_the_engine_dies_with_the_process_that_started_it(tmp_path, target_folde
     finally:
         parent.kill()
         parent.wait()
-    gone, alive = psutil.wait_procs(child, timeout=10)
+    _, alive = psutil.wait_procs(child, timeout=10)
     assert not alive
     assert not (tmp_path / "out" / runs.DONE).is_file()
 
@@ -104,14 +112,18 @@ SURROGATE = {
 
 
 def test_a_finished_cell_is_not_run_again_and_another_is_refused(tmp_path):
-    refused = parse_cell({"workload": {"inline": ["x"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}})
+    refused = parse_cell(
+        {"workload": {"inline": ["x"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}}
+    )
     first = runs.run_cell(refused, tmp_path)
     assert first["outcome"] == "unsupported"
     stamp = (tmp_path / runs.DONE).stat().st_mtime_ns
     again = runs.run_cell(refused, tmp_path)
     assert again["reason"] == first["reason"]
     assert (tmp_path / runs.DONE).stat().st_mtime_ns == stamp
-    other = parse_cell({"workload": {"inline": ["y"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}})
+    other = parse_cell(
+        {"workload": {"inline": ["y"]}, "drafter": {"method": "ngram", "k": 1}, "engine": {"scheduling": "async"}}
+    )
     with pytest.raises(runs.OutputFolderError, match="holds the finished cell"):
         runs.run_cell(other, tmp_path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,7 @@ def environment(cell: Cell, device: str, reports: Path) -> dict[str, str]:
     }
     if device == "cpu":
         if cell.engine.runner == "v2":
-            # Triton finds its backend "cpu" through an entry point. It is found in this process alone: vLLM takes its
-            # presence for a working Triton, and would start V2 wherever the lab is installed.
-            wanted |= {"TRITON_INTERPRET": "1", "PYTHONPATH": with_backend(os.environ.get("PYTHONPATH", ""))}
+            wanted |= interpreter(os.environ)
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
         openmp = Path(sysconfig.get_path("data")) / "lib" / "libiomp5.so"
         if openmp.is_file() and "LD_PRELOAD" not in os.environ:
@@ -83,10 +82,15 @@ def environment(cell: Cell, device: str, reports: Path) -> dict[str, str]:
     return wanted
 
 
-def with_backend(python_path: str) -> str:
-    """``PYTHONPATH`` with the folder in front that holds nothing but the entry point of Triton's backend ``cpu``."""
-    folder = Path(__file__).parent / "cpu" / "on_path"
-    return os.pathsep.join(part for part in (str(folder), python_path) if part)
+def interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that put Triton's interpreter in, as the backend ``cpu``, for a process to be started.
+
+    Triton finds the backend through an entry point, in a folder that only such a process has on its path: vLLM
+    takes the presence of the backend for a working Triton, and would start V2 wherever the lab is installed.
+    """
+    folder = str(Path(__file__).parent / "cpu" / "on_path")
+    path = os.pathsep.join(part for part in (folder, inherited.get("PYTHONPATH", "")) if part)
+    return {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
 
 
 def draft_model(cell: Cell) -> str | None:

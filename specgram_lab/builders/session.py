@@ -95,7 +95,7 @@ class Session:
                 by_id[sent.request_id] = sent
             except (ValueError, NotImplementedError) as error:
                 sent.refused = " ".join(str(error).split())
-        reported = finished = 0
+        reported, finished = 0.0, 0
         try:
             while engine.has_unfinished_requests():
                 for output in engine.step():
@@ -194,4 +194,3 @@ class Session:
             text = self.tokenizer.decode([t for t in event["token_ids"] if t >= 0])
             event["token_text"] = grammars.escape_surrogates(text)
         return [own(row) for row in RECORDER.steps], events
-

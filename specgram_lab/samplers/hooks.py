@@ -136,7 +136,9 @@ def hook_v1(changes: Replacements) -> None:
         state = self.execute_model_state
         if state is not None and scheduler_output.total_num_scheduled_tokens > 0:
             metadata = state.spec_decode_metadata
-            slots = {} if metadata is None else dict(zip(self.input_batch.req_ids, metadata.num_draft_tokens, strict=True))
+            slots = (
+                {} if metadata is None else dict(zip(self.input_batch.req_ids, metadata.num_draft_tokens, strict=True))
+            )
             RECORDER.executed(scheduler_output, slots)
         return result
 

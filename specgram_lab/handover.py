@@ -1,0 +1,23 @@
+"""What the process of a cell and the one that started it agree on: file names, and writing them whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CELL = "cell.json"
+"""The cell, for the process that runs it."""
+CHILD = "child.json"
+"""That process's report; written last, so its presence says that the cell is through."""
+PROGRESS = "progress"
+"""Finished and all requests, as ``3/12``."""
+PARENT = "SPECGRAM_PARENT"
+"""Environment variable: id of the process that started this one."""
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write and rename, so that the file is whole or absent."""
+    part = path.with_name(f".{path.name}.tmp")
+    part.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+    part.replace(path)
