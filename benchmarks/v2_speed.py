@@ -1,0 +1,124 @@
+"""Model Runner V2 on a CPU: against V1, native kernels against interpreted ones, and what the recorder costs.
+
+``python benchmarks/v2_speed.py [--json] [--pairs N] [--dspark FOLDER]``. Every comparison is a series of pairs in one
+go: both engines are there, passes alternate, the first of each is thrown away. Ratios of speed (tokens a second) for
+``v2_over_v1`` and ``native_over_interpreted``; ``recorder_overhead`` is the ratio of a step's time with the recorder to
+the time without, on one engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from pairs import Worker, ratio
+
+from specgram_lab.spec import Cell, parse_cell
+
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "ngram": {"method": "ngram", "k": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "draft_model": {"method": "draft_model", "model": "target", "k": 3},
+}
+
+
+def cell(drafter: dict[str, Any], runner: str, requests: int, tokens: int = 64, **engine: Any) -> Cell:
+    """``requests`` prompts for records at once, greedy, under json_object."""
+    return parse_cell(
+        {
+            "drafter": drafter,
+            "grammar": {"kind": "json_object"},
+            "workload": {"prompts": "records", "limit": requests, "concurrency": requests, "max_tokens": tokens},
+            "engine": {"runner": runner, "record": False, **engine},
+        }
+    )
+
+
+def speed(one: dict[str, Any]) -> float:
+    """Tokens a second."""
+    return float(one["tokens"]) / float(one["seconds"])
+
+
+def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
+    """Speed of ``first`` over ``second``, pass by pass, which of the two begins changing every time."""
+    first.run(), second.run()
+    a, b = [], []
+    for number in range(pairs):
+        for worker, seen in ((first, a), (second, b))[:: 1 if number % 2 else -1]:
+            seen.append(worker.run())
+    result = ratio([speed(x) for x in a], [speed(x) for x in b])
+    result |= {"tokens_per_s": speed(a[-1]), "same_texts": len({x["texts"] for x in a + b}) == 1}
+    result |= {"accepted": [a[-1]["accepted"], b[-1]["accepted"]]}
+    return result
+
+
+def overhead(worker: Worker, pairs: int) -> dict[str, Any]:
+    """Time of a step with the recorder over the time without it."""
+    worker.run(), worker.run(record=True)
+    with_it, without = [], []
+    for number in range(pairs):
+        for record in (True, False)[:: 1 if number % 2 else -1]:
+            one = worker.run(record=record)
+            (with_it if record else without).append(one["seconds"] / one["steps"])
+    return ratio(with_it, without)
+
+
+def shares(worker: Worker) -> dict[str, float]:
+    """Share of a pass in each part of a step."""
+    one = worker.run(profile=True)
+    found = {name: value / one["seconds"] for name, value in one["parts"].items()}
+    return found | {"rest": 1 - sum(found.values())}
+
+
+def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
+    """All of it; progress goes to stderr."""
+    report: dict[str, Any] = {
+        "v2_over_v1": {},
+        "native_over_interpreted": {},
+        "recorder_overhead": {},
+        "step_shares": {},
+    }
+    for name, drafter in DRAFTERS.items():
+        for requests in (1, 8):
+            label = f"{name}, {requests} request{'s' if requests > 1 else ''}"
+            if only not in label:
+                continue
+            with Worker(cell(drafter, "v1", requests)) as v1, Worker(cell(drafter, "v2", requests)) as v2:
+                report["v2_over_v1"][label] = against(v2, v1, pairs)
+                for runner, worker in (("v1", v1), ("v2", v2)):
+                    report["recorder_overhead"][f"{runner}, {label}"] = overhead(worker, pairs)
+                    report["step_shares"][f"{runner}, {label}"] = shares(worker)
+            print(label, report["v2_over_v1"][label], file=sys.stderr, flush=True)
+    drafter = {"method": "dspark", "model": dspark, "k": 5} if dspark else DRAFTERS["draft_model"]
+    asked = cell(drafter, "v2", 2, tokens=24)
+    label = f"{drafter['method']}, 2 requests"
+    if only in label:
+        with Worker(asked) as native, Worker(asked, {"v2-on-cpu": {"native": False}}) as interpreted:
+            report["native_over_interpreted"][label] = against(native, interpreted, max(3, pairs // 3))
+            report["step_shares"][f"v2, {label}"] = shares(native)
+    return report
+
+
+def main() -> None:
+    """Read the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--pairs", type=int, default=9, help="pairs of passes per comparison")
+    parser.add_argument("--dspark", help="folder of a DSpark drafter; without one the target drafts for itself")
+    parser.add_argument("--only", default="", help="cases whose label contains this")
+    given = parser.parse_args()
+    report = measure(given.pairs, given.dspark, given.only)
+    if given.json:
+        print(json.dumps(report, indent=1))
+        return
+    for part, cases in report.items():
+        print(part)
+        for label, found in cases.items():
+            text = ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
+            print(f"  {label}: {text}")
+
+
+if __name__ == "__main__":
+    main()

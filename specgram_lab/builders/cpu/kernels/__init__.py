@@ -1,0 +1,134 @@
+"""Native versions of the Triton kernels that Model Runner V2 launches, registered through vLLM's own seam.
+
+``register()`` inside the engine process, before V2 launches anything, is all a caller needs. A kernel without
+a native version, or whose parameters differ in the installed vLLM from what the native version was written
+for, still runs in Triton's interpreter; ``survey()`` says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from specgram_lab.builders.cpu.interpreter import interpreted_launches
+
+__all__ = ["NATIVE", "interpreted_launches", "native_launches", "register", "survey"]
+
+_AREAS = (
+    "input_prep", "sampling", "rejection", "verification", "drafting", "dflash", "adaptive", "logprobs", "processors",
+    "mtp", "truncation",
+)
+_SURVEYED_PACKAGE = "vllm.v1.worker.gpu"
+_native: dict[str, Callable[..., None]] = {}
+_registered: dict[str, Any] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """Build ``NATIVE`` on first use: it imports numba and torch."""
+    if name == "NATIVE":
+        if not _native:
+            for area in _AREAS:
+                _native.update(importlib.import_module(f"{__name__}.{area}").KERNELS)
+        return _native
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def register() -> list[str]:
+    """Make vLLM use the native kernels; returns the full names of those that the installed build has.
+
+    A second call changes nothing. Kernels whose parameters are not the ones the native version expects are
+    left alone: another vLLM may mean something else by them.
+    """
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    from specgram_lab.builders.cpu.kernels.launch import keep_grid, scanning_vllm_only
+
+    fitting: dict[str, Callable[..., None]] = {}
+    originals: dict[str, Any] = {}
+    for name, function in __getattr__("NATIVE").items():
+        kernel = _find(name)
+        if name not in _registered and kernel is not None and _fits(kernel, function):
+            fitting[name], originals[name] = function, kernel
+    with scanning_vllm_only():
+        register_kernels(fitting)
+    for name in fitting:
+        wrapper = _find(name)
+        keep_grid(wrapper, name, originals[name])
+        _registered[name] = wrapper
+    return sorted(_registered)
+
+
+def native_launches() -> dict[str, int]:
+    """Kernels that ran natively in this process, by full name, with their launch counts."""
+    from specgram_lab.builders.cpu.kernels.launch import native_counts
+
+    return dict(native_counts)
+
+
+def survey() -> dict[str, str]:
+    """Every Triton kernel of the V2 runner and every kernel of our table, as one of
+
+    * ``native``: registered in this process,
+    * ``available``: a fitting native version exists but was not registered,
+    * ``interpreted``: we have one, but for other parameters than the installed kernel's,
+    * ``unknown``: a kernel that our table does not have,
+    * ``absent``: a kernel of our table that the installed build does not have.
+    """
+    names = set(__getattr__("NATIVE")) | set(_kernels_of_build())
+    return {name: _state(name) for name in sorted(names)}
+
+
+def _state(name: str) -> str:
+    """One entry of :func:`survey`."""
+    function = __getattr__("NATIVE").get(name)
+    if name in _registered:
+        return "native"
+    kernel = _find(name)
+    if kernel is None:
+        return "absent"
+    if function is None:
+        return "unknown"
+    return "available" if _fits(kernel, function) else "interpreted"
+
+
+def _find(name: str) -> Any | None:
+    """The kernel object of a full name, None where the installed build has none."""
+    module, attribute = name.rsplit(".", 1)
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _fits(kernel: Any, function: Callable[..., None]) -> bool:
+    """Whether the native version takes exactly the kernel's parameters, after the grid."""
+    code = function.__code__
+    return tuple(getattr(kernel, "arg_names", ())) == code.co_varnames[1 : code.co_argcount]
+
+
+def _kernels_of_build() -> list[str]:
+    """Full names of the launched kernels of the V2 runner, which vLLM names ``*_kernel``."""
+    package = importlib.import_module(_SURVEYED_PACKAGE)
+    names = []
+    for info in pkgutil.walk_packages(package.__path__, _SURVEYED_PACKAGE + "."):
+        try:
+            module = importlib.import_module(info.name)
+        except ImportError:  # a module for other hardware
+            continue
+        names += [
+            f"{info.name}.{attribute}"
+            for attribute, value in vars(module).items()
+            if attribute.endswith("_kernel") and hasattr(value, "arg_names") and _home(value) == info.name
+        ]
+    return names
+
+
+def _home(kernel: Any) -> str:
+    """The module that defines a kernel, seen through heuristics, the JIT and our wrappers."""
+    function = getattr(kernel, "original", kernel)
+    while hasattr(function, "fn"):
+        function = function.fn
+    return str(function.__module__)
