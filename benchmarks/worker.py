@@ -1,11 +1,13 @@
 """An engine that runs one workload again and again on demand: ``python benchmarks/worker.py CELL.json``.
 
-Reads one JSON line per pass (``{"record": bool, "profile": bool}``), answers with one: seconds, engine steps, output
-tokens, accepted drafts, the texts' hash, and, if asked, the seconds spent in each part of a step.
+Reads one JSON line per pass (``{"record": bool, "profile": bool}``), answers with one: seconds of the clock and of the
+processor, engine steps, output tokens, accepted drafts, the texts' hash, and, if asked, the seconds spent in each part
+of a step.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -26,11 +28,14 @@ def parts(llm: Any) -> dict[str, list[tuple[Any, str]]]:
     core = llm.llm_engine.engine_core.engine_core
     scheduler, runner = core.scheduler, core.model_executor.driver_worker.worker.model_runner
     manager = core.structured_output_manager
+    from specgram_lab.samplers.hooks import RECORDER
+
     found = {
         "grammar": [(manager, "grammar_bitmask"), (manager, "validate_tokens"), (manager, "accept_tokens")],
         "scheduler": [(scheduler, "schedule"), (scheduler, "update_from_output")],
         "model": [(runner, "execute_model")],
         "sampling": [(runner, "sample_tokens")],
+        "recorder": [(RECORDER, name) for name in ("proposed", "executed", "judged", "finished")],
     }
     if hasattr(runner, "speculator"):
         found["drafter"] = [(runner.speculator, "propose")] if runner.speculator is not None else []
@@ -86,13 +91,16 @@ def one_pass(cell: Cell, llm: Any, profile: bool) -> dict[str, Any]:
     engine.step = step
     spent: Counter[str] = Counter()
     llm.reset_prefix_cache()
+    begin = time.process_time()
     with timed(parts(llm) if profile else {}, spent):
         session.run()
+    cpu_seconds = time.process_time() - begin
     del engine.step
     texts = "\0".join(s.output.outputs[0].text for s in session.requests)
     reported = [s.output.outputs[0].spec_decode_metrics for s in session.requests]
     return {
         "seconds": session.seconds,
+        "cpu_seconds": cpu_seconds,
         "steps": steps,
         "tokens": session.output_tokens,
         "accepted": sum(m.to_dict()["num_accepted_draft_tokens"] for m in reported if m is not None),
@@ -120,6 +128,7 @@ def main() -> None:
         elif not asked.get("record") and "recorder" in patches.active():
             patches.deactivate("recorder")
         RECORDER.clear()
+        gc.collect()  # what switching a patch left behind is not part of a pass
         print(json.dumps(one_pass(cell, llm, bool(asked.get("profile")))), file=answers, flush=True)
     os._exit(0)
 

@@ -150,7 +150,8 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
         pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype(),
         pa.float64(): pd.Float64Dtype(), pa.string(): pd.StringDtype(),
     }  # fmt: skip
-    return table.to_pandas(types_mapper=kinds.get)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=kinds.get)
+    return frame
 
 
 def check_steps(steps: pd.DataFrame) -> None:
@@ -165,8 +166,8 @@ def check_steps(steps: pd.DataFrame) -> None:
             raise LedgerError(f"a step breaks '{name}': " + ", ".join(f"{k}={v}" for k, v in row.items()))
     doubled = steps.duplicated(["run_id", "step", "request_id"])
     if doubled.any():
-        row = steps[doubled].iloc[0]
-        raise LedgerError(f"step {row['step']} of request {row['request_id']} is recorded twice")
+        twice = steps[doubled].iloc[0]
+        raise LedgerError(f"step {twice['step']} of request {twice['request_id']} is recorded twice")
 
 
 def write_table(folder: Path, name: str, data: pd.DataFrame) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -21,7 +22,8 @@ SEED = 7
 
 def draw(results: Results, draw_on: Callable[[], tuple[Figure, pd.DataFrame]], name: str, note: str) -> Figure:
     """Make one figure with its caption and save it as ``name`` in the results' folder (SVG, PNG, and its table)."""
-    with mpl.rc_context(figures.paper(columns=2)):
+    style: Any = figures.paper(columns=2)
+    with mpl.rc_context(style):
         figure, frame = draw_on()
         ids = list(drafting(results)[0]["run_id"])
         figures.add_caption(

@@ -39,8 +39,11 @@ def test_there_are_notebooks_and_they_are_clean():
 
 @pytest.mark.engine
 def test_a_notebook_that_closes_is_ok_and_its_parameters_are_the_given_ones(tmp_path):
-    path = write(tmp_path / "good.ipynb", "out = '.'\nn = 1\ngrammar = 'root ::= \"a\" | \"b\"'",
-                 "from specgram_lab import lab\nprint('hello')\nlab.close(out, dict(out=out, n=n, grammar=grammar), rows=n)")  # fmt: skip
+    path = write(
+        tmp_path / "good.ipynb",
+        "out = '.'\nn = 1\ngrammar = 'root ::= \"a\" | \"b\"'",
+        "from specgram_lab import lab\nprint('hello')\nlab.close(out, dict(out=out, n=n, grammar=grammar), rows=n)",
+    )
     done = notebooks.execute(path, tmp_path / "out", {"n": 7, "grammar": 'root ::= "c"'})
     assert (done.outcome, done.reason) == ("ok", "")
     assert done.parameters["n"] == 7

@@ -55,7 +55,7 @@ PROMPTS = {"workload": {"prompts": "records"}}
                 "drafter": {"method": "ngram", "k": 16},
                 "engine": {"max_num_batched_tokens": 2048},
             },
-            "max_num_batched_tokens 2048 leaves no room beside k 16 x concurrency 240 = 3840 draft slots; 4096 would work",
+            "2048 leaves no room beside k 16 x concurrency 240 = 3840 draft slots; 4096 would work",
         ),
     ],
 )
