@@ -76,6 +76,10 @@ def _async_drafter(cell: Cell) -> str | None:
 
 def _runner_drafter(cell: Cell) -> str | None:
     runner, method = cell.engine.runner, cell.drafter.method
+    if runner == "v1" and method == "scripted" and cell.engine.kind == "local":
+        return "a scenario on a real engine needs Model Runner V2"
+    if runner == "v1" and cell.drafter.rejection == "synthetic" and device(cell) == "cpu":
+        return "rejection synthetic on a CPU needs Model Runner V2; V1's CPU sampling does not support it"
     if runner == "v1" and method in V2_ONLY:
         return f"drafter {method} exists for Model Runner V2 only"
     if runner == "v2" and method == "suffix":
@@ -125,7 +129,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def refusal(cell: Cell) -> str | None:
-    """The first reason why ``cell`` cannot run here, or None."""
+    """The first reason why ``cell`` cannot run here, or None. A server's own abilities are not known from here."""
+    if cell.engine.kind == "server":
+        return None
     return next((reason for rule in RULES if (reason := rule(cell)) is not None), None)
 
 
@@ -166,6 +172,8 @@ def vocabulary_note(target: Path, drafter: Path) -> str | None:
 
 def notes(cell: Cell) -> list[str]:
     """What the reader of the cell's numbers should know, though it runs."""
+    if cell.engine.kind == "server":
+        return ["a server seen from outside: its steps are not known, acceptance is the server's own count (engine_*)"]
     found = []
     if cell.engine.runner == "v2" and cell.drafter.method in ("ngram", "ngram_gpu"):
         found.append(

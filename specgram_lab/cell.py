@@ -32,9 +32,13 @@ def main(folders: list[Path]) -> None:
     for number, (cell, folder) in enumerate(zip(cells, folders, strict=True)):
         report: dict[str, Any] = {"outcome": "engine_failed", "reason": "", "partial": True, "cells_before": number}
         try:
-            if llm is None:
-                llm = build(cell)
-            run(cell, llm, folder, report)
+            if cell.engine.kind == "server":
+                from specgram_lab.builders import server
+
+                server.run(cell, folder, report, dict(os.environ))
+            else:
+                llm = llm or build(cell)
+                run(cell, llm, folder, report)
         except Exception as error:  # noqa: BLE001  every failure becomes a row
             traceback.print_exc()
             report["outcome"] = "unsupported" if refused_by_config(error) else "engine_failed"
@@ -91,7 +95,6 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     from specgram_lab.builders.session import Session
     from specgram_lab.samplers.hooks import RECORDER
 
-    RECORDER.clear()
     llm.reset_prefix_cache()
     report["start_s"] = time.monotonic() - STARTED if report["cells_before"] == 0 else 0.0
     report["effective"] = local.effective_config(llm)
@@ -100,8 +103,9 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
         "patches": active_patches(),
         "cells_before": report["cells_before"],
     }
-    before = engine_counters(llm)
     session = Session(cell, llm, progress=folder / PROGRESS)
+    RECORDER.clear()
+    before = engine_counters(llm)
     try:
         session.run()
         report["partial"] = False

@@ -9,7 +9,11 @@ from typing import Annotated
 
 import typer
 
+from specgram_lab import cli_scenarios
+from specgram_lab.servers import commands as server_commands
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(cli_scenarios.app, name="scenarios")
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -104,17 +108,22 @@ def fetch(name: Annotated[str, typer.Argument(help="A target by name.")] = "smol
     typer.echo(models.ensure(name))
 
 
+server_commands.add_to(app)
+
+
 def main() -> None:
     """Run the command; what was wrong with the input is one sentence, and exit code 2."""
     from specgram_lab.ledger import LedgerError
     from specgram_lab.models import ModelError
     from specgram_lab.paths import DataNotFoundError
     from specgram_lab.run import OutputFolderError
+    from specgram_lab.servers.exposition import MetricsError
+    from specgram_lab.servers.log import LogError
     from specgram_lab.spec import SpecError
 
     try:
         app()
-    except (SpecError, DataNotFoundError, ModelError, OutputFolderError, LedgerError) as error:
+    except (SpecError, DataNotFoundError, ModelError, OutputFolderError, LedgerError, LogError, MetricsError) as error:
         print(f"specgram: {error}", file=sys.stderr)
         sys.exit(2)
 

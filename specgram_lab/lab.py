@@ -18,7 +18,6 @@ from specgram_lab.notebooks import close
 from specgram_lab.run import run_cells
 from specgram_lab.spec import Cell, SpecError, explain, parse_cell
 
-
 __all__ = ["Results", "close", "collect", "grid", "parameters", "read", "run"]
 
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,26 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
     if reason is not None:
         finish(cell, folder, requested(cell) | {"outcome": "unsupported", "reason": reason})
         return True
-    models.ensure(cell.target.model)
-    row = requested(cell) | checked.columns(cell)
-    row["warnings"] = [*row["warnings"], *capabilities.notes(cell)]
+    if cell.engine.kind == "server":
+        row = requested(cell)  # it compiles the grammar itself, with a tokenizer that is not known here
+    else:
+        models.ensure(cell.target.model)
+        row = requested(cell) | checked.columns(cell)
+    row["warnings"] = [*row["warnings"], *capabilities.notes(cell), *unset(os.environ)]
     if "outcome" in row:
         finish(cell, folder, row)
         return True
     write_json(folder / "row.json", row)
     write_json(folder / CELL, cell.model_dump(mode="json"))
     return False
+
+
+def unset(inherited: Mapping[str, str]) -> list[str]:
+    """A word on what the user's environment holds and the engine does not get."""
+    folder = inherited.get("PROMETHEUS_MULTIPROC_DIR")
+    if not folder:
+        return []
+    return [f"PROMETHEUS_MULTIPROC_DIR={folder} is not handed on: counters of other processes there would be added"]
 
 
 def prepare(folder: Path) -> None:
@@ -146,7 +157,7 @@ def requested(cell: Cell) -> dict[str, Any]:
         "warnings": [],
         "partial": False,
         "engine": engine.kind,
-        "device": capabilities.device(cell),
+        "device": capabilities.device(cell) if engine.kind != "server" else None,
         "drafter": cell.drafter.method,
         "k": cell.drafter.k,
         "grammar": "scenario" if workload.scenario else cell.grammar.label,
@@ -302,6 +313,7 @@ def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
         ("engine_accepted_tokens", "vllm:spec_decode_num_accepted_tokens"),
     ):
         row[column] = counters.get(name)
+    row |= report.get("columns", {})
     if "provenance" in report:
         row["provenance"] = json.dumps(report["provenance"], sort_keys=True)
     return row

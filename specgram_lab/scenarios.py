@@ -8,16 +8,19 @@ token that the target says (and, past the first of them, for the one after it, a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import pandas as pd
 import yaml
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from specgram_lab.paths import DATA, data_file
-from specgram_lab.spec import Cell, Drafter, Engine, Grammar, Model, SpecError, Workload, explain
+from specgram_lab.spec import Budget, Cell, Drafter, Engine, Grammar, Model, SpecError, Workload, explain
 
 Side = Literal["sync", "async"]
+SIDES: Final[tuple[Side, ...]] = get_args(Side)
+KV_BLOCK_TOKENS = 16
+"""Tokens in a block of the scripted engine's KV cache."""
 
 
 class Counts(Model):
@@ -37,6 +40,7 @@ class Counts(Model):
 class ScriptedRequest(Model):
     """One request. ``drafts`` has one list a decode step; past its end the drafter proposes nothing.
 
+    A decode step is every step after the one that ends the prompt, also the one that recomputes a preempted request.
     ``admits`` has one number a decode step: how many of the scheduled drafts AV lets into the forward pass; past
     its end, or without it, all. ``says`` is the target's output; ``ends`` appends the end-of-sequence token.
     """
@@ -50,21 +54,45 @@ class ScriptedRequest(Model):
     admits: tuple[int, ...] = ()
 
 
+class Setting(Model):
+    """What a scenario needs of the engine beyond its k.
+
+    ``concurrency`` is the engine's ``max_num_seqs``; ``max_num_batched_tokens`` the token budget of a step (vLLM keeps
+    one slot a request for a standalone draft model, which the scripted drafter stands for); ``kv_blocks`` how many
+    blocks of `KV_BLOCK_TOKENS` tokens the KV cache has, one of which vLLM keeps for itself; ``reasoning`` puts in the
+    reasoning parser of `specgram_lab.builders.reasoning`.
+    """
+
+    concurrency: Annotated[int, Field(ge=1)] = 4
+    max_model_len: Annotated[int, Field(ge=16)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    kv_blocks: Annotated[int, Field(ge=2)] | None = None
+    reasoning: bool = False
+
+
 class Scenario(Model):
-    """A few requests, what is expected of them, and why."""
+    """A few requests, what is expected of them, and why.
+
+    ``undecided`` says where vllm#64156 leaves the numbers open, and the reading chosen. ``local``: the real Model
+    Runner V2 can run it too (one request, drafts of full length, the token budget of AV as in ``admits``).
+    """
 
     name: str
     about: str
     k: Annotated[int, Field(ge=1)] = 4
     requests: tuple[ScriptedRequest, ...]
-    expected: dict[Side, Counts] = {}
+    expected: dict[Side, Counts] = Field(default_factory=dict)
     why: str = ""
     undecided: str = ""
-    max_model_len: Annotated[int, Field(ge=16)] = 256
-    options: dict[str, JsonValue] = {}
+    setting: Setting = Setting()
+    local: bool = False
 
     @model_validator(mode="after")
     def _drafts_fit(self) -> Scenario:
+        if len(self.requests) > self.setting.concurrency:
+            raise SpecError(f"{len(self.requests)} requests do not fit into concurrency {self.setting.concurrency}")
+        if self.local and len(self.requests) > 1:
+            raise SpecError(f"a local scenario has one request, this one has {len(self.requests)}")
         for number, request in enumerate(self.requests):
             longest = max(map(len, request.drafts), default=0)
             if longest > self.k:
@@ -79,7 +107,10 @@ def load_scenario(name: str, base: Path | None = None) -> Scenario:
         SpecError: with the file's name and what is wrong.
     """
     path = data_file("scenarios", name, base)
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise SpecError(f"{path}: a scenario is a mapping, got {type(content).__name__}")
     content.setdefault("name", path.stem)
@@ -97,9 +128,12 @@ def scenario_names() -> list[str]:
 def cell(name: str, scheduling: Side, engine: Literal["scripted", "local"] = "scripted", **options: Any) -> Cell:
     """The cell that runs a scenario; ``options`` are further fields of `specgram_lab.spec.Engine`."""
     scenario = load_scenario(name)
+    options.setdefault("max_num_batched_tokens", scenario.setting.max_num_batched_tokens)
+    if engine == "local":
+        options = {"runner": "v2", "budget": Budget(policy="schedule"), **options}
     return Cell(
         drafter=Drafter(method="scripted", k=scenario.k),
-        workload=Workload(scenario=name, concurrency=max(4, len(scenario.requests))),
+        workload=Workload(scenario=str(name), concurrency=scenario.setting.concurrency),
         engine=Engine(kind=engine, scheduling=scheduling, **options),
     )
 
@@ -108,7 +142,7 @@ def counts(run: pd.Series, steps: pd.DataFrame) -> Counts:
     """What a run of a scenario gave, in the terms of its expectation."""
     total = steps[["drafted", "grammar_valid", "scheduled", "verified", "accepted"]].sum()
     return Counts(
-        **{name: int(value) for name, value in total.items()},
+        **{str(name): int(value) for name, value in total.items()},
         spec_steps=int((steps["drafted"] > 0).sum()),
         engine_drafts=int(run["engine_num_drafts"]),
         engine_draft_tokens=int(run["engine_draft_tokens"]),

@@ -66,7 +66,6 @@ class Drafter(Model):
     prompt_lookup_max: Annotated[int, Field(ge=1)] | None = None
     rejection: Literal["standard", "synthetic"] = "standard"
     synthetic_rates: tuple[float, ...] = ()
-    temperature: Annotated[float, Field(ge=0)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -216,10 +215,13 @@ class Engine(Model):
     """Which engine, and how it is set up. ``auto`` is resolved, and what it became is stored with the run.
 
     ``python`` is the interpreter of another vLLM build. ``patches`` are names from `specgram_lab.patches`,
-    beyond those that the builder needs by itself.
+    beyond those that the builder needs by itself. A ``server`` is seen from outside: ``url`` is where it is, ``log``
+    the file that it logs to, and ``target.model`` the name that it serves the model under.
     """
 
-    kind: Literal["local", "scripted"] = "local"
+    kind: Literal["local", "scripted", "server"] = "local"
+    url: str | None = None
+    log: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     runner: Literal["v1", "v2"] = "v1"
     scheduling: Literal["sync", "async"] = "sync"
@@ -235,6 +237,28 @@ class Engine(Model):
     kv_cache_mib: Annotated[int, Field(ge=16)] = 512
     reasoning_parser: str | None = None
     seed: int = 0
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", value):
+            shown = value.rpartition("@")[2].partition("?")[0]
+            raise SpecError(f"url {shown!r} is no address of a server: http://HOST:PORT without a query is wanted")
+        if "@" in value.partition("//")[2].partition("/")[0]:
+            raise SpecError("url holds a user or a password; put a key into the environment variable SPECGRAM_API_KEY")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _server(self) -> Self:
+        if (self.kind == "server") != (self.url is not None):
+            raise SpecError("engine server and url go together")
+        if self.kind != "server" and self.log is not None:
+            raise SpecError("log belongs to engine server; other engines' logs are kept with their cells")
+        if self.kind == "server" and (self.patches or self.budget.policy != "off" or self.python is not None):
+            raise SpecError("engine server takes no patches, budget or python: it is seen from outside")
+        return self
 
     @field_validator("patches")
     @classmethod
@@ -266,6 +290,8 @@ class Cell(Model):
         scenario = self.workload.scenario is not None
         if scenario != (self.drafter.method == "scripted"):
             raise SpecError("drafter scripted and workload.scenario go together")
+        if scenario and self.engine.kind == "server":
+            raise SpecError("a scenario cannot run on engine server: it needs a drafter of the lab's own")
         if self.engine.kind == "scripted" and not scenario:
             raise SpecError("engine scripted needs workload.scenario")
         if scenario and self.grammar.kind != "none":
@@ -281,14 +307,15 @@ class Cell(Model):
         return self
 
     def canonical(self) -> str:
-        """Canonical JSON of what is asked: sorted keys, no blanks, limits and interpreter path left out."""
-        content = self.model_dump(mode="json", exclude={"limits": True, "engine": {"python"}})
+        """Canonical JSON of what is asked: sorted keys, no blanks, limits and paths left out."""
+        hidden = {"python", "log"} | ({"url"} if self.engine.url is None else set())
+        content = self.model_dump(mode="json", exclude={"limits": True, "engine": hidden})
         return json.dumps({"spec_version": SPEC_VERSION, **content}, sort_keys=True, separators=(",", ":"))
 
     @property
     def cell_id(self) -> str:
         """A readable slug and 12 hex digits of the SHA-256 of `canonical`."""
-        parts = [self.engine.kind, self.engine.runner, self.engine.scheduling, self.drafter.method]
+        parts: list[str] = [self.engine.kind, self.engine.runner, self.engine.scheduling, self.drafter.method]
         parts += [f"k{self.drafter.k}", self.workload.scenario or self.grammar.label]
         slug = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")[:60]
         return f"{slug}-{hashlib.sha256(self.canonical().encode()).hexdigest()[:12]}"
@@ -353,4 +380,8 @@ def load_cell(path: Path) -> Cell:
 
 def dump_cell(cell: Cell) -> str:
     """YAML of a cell; `load_cell` gives the same cell back."""
-    return yaml.safe_dump(cell.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+    content = cell.model_dump(mode="json", exclude_defaults=True)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    if yaml.safe_load(text) == content:
+        return text
+    return yaml.safe_dump(content, sort_keys=False)  # a text with a line break of Unicode's own, which YAML folds

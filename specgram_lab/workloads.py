@@ -13,7 +13,7 @@ from specgram_lab.paths import data_file
 from specgram_lab.spec import SpecError, Workload
 
 ROLES = ("system", "user", "assistant", "tool")
-_KEYS = ("id", "text", "messages", "schema", "note")
+_KEYS = ("id", "text", "messages", "schema", "tools", "note")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -29,8 +29,9 @@ class Message:
 class Prompt:
     """One request's prompt. Exactly one of ``text`` (as it stands) and ``messages`` (for the chat template) is set.
 
-    ``schema`` is the JSON Schema that this prompt brings for a grammar with ``per_prompt``; ``repeat`` counts the
-    passes over the prompts from 0; ``note`` says what the prompt is for.
+    ``schema`` is the JSON Schema that this prompt brings for a grammar with ``per_prompt``; ``tools`` are those that
+    a request to a server offers, as the chat API has them; ``repeat`` counts the passes over the prompts from 0;
+    ``note`` says what the prompt is for.
     """
 
     prompt_id: str
@@ -39,6 +40,7 @@ class Prompt:
     schema: dict[str, Any] | None = None
     note: str = ""
     repeat: int = 0
+    tools: tuple[dict[str, Any], ...] = ()
 
     def chat(self) -> list[dict[str, str]]:
         """The messages as plain dicts; a bare text becomes one user turn."""
@@ -75,7 +77,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """All prompts of a JSONL file (UTF-8 whatever the locale; empty lines are skipped).
 
     A line is an object with ``id``, one of ``text`` and ``messages``, and optionally ``schema`` (a JSON Schema, or
-    the name of one in ``data/schemas``) and ``note``.
+    the name of one in ``data/schemas``), ``tools`` (a list as in a chat request) and ``note``.
 
     Raises:
         SpecError: as for `load`.
@@ -130,13 +132,24 @@ def _prompt(item: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     if ("text" in item) == ("messages" in item):
         raise SpecError(f"{where} needs exactly one of text and messages")
     schema = _schema(item.get("schema"), where, folder)
+    tools = _tools(item.get("tools", []), where)
     if "text" in item:
         text = item["text"]
         if not isinstance(text, str) or not text:
             raise SpecError(f"{where} has a text that is empty or none")
         _check_text(text, where)
-        return Prompt(prompt_id, text=text, schema=schema, note=note)
-    return Prompt(prompt_id, messages=_messages(item["messages"], where), schema=schema, note=note)
+        return Prompt(prompt_id, text=text, schema=schema, note=note, tools=tools)
+    return Prompt(prompt_id, messages=_messages(item["messages"], where), schema=schema, note=note, tools=tools)
+
+
+def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list):
+        raise SpecError(f"{where} has tools that are no list")
+    for tool in value:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise SpecError(f"{where} has a tool that is not an object with a function that has a name: {tool!a:.80}")
+    return tuple(value)
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:

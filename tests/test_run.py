@@ -128,6 +128,14 @@ def test_a_finished_cell_is_not_run_again_and_another_is_refused(tmp_path):
         runs.run_cell(other, tmp_path)
 
 
+def test_a_metrics_folder_of_the_user_is_not_handed_on_and_this_is_said():
+    (said,) = runs.unset({"PROMETHEUS_MULTIPROC_DIR": "/tmp/old"})
+    assert "/tmp/old is not handed on" in said
+    assert runs.unset({}) == []
+    handed = runs.options.environment(scenarios.cell("row-a", "sync"), "cpu", Path("reports"))
+    assert handed["PROMETHEUS_MULTIPROC_DIR"] == ""
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     cell = scenarios.cell("row-a", "sync")

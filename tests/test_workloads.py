@@ -91,7 +91,9 @@ def test_refused_with_one_sentence(tmp_path: Path, lines: list[Any], sentence: s
 
 
 def test_missing_sets() -> None:
-    with pytest.raises(DataNotFoundError, match=r"no prompt 'record': .* one of configs, copy, prose, records, tools"):
+    with pytest.raises(
+        DataNotFoundError, match=r"no prompt 'record': .* one of configs, copy, prose, records, .*tools"
+    ):
         load(Workload(prompts="record"))
     with pytest.raises(SpecError, match="is a scenario"):
         load(Workload(scenario="mixed"))

@@ -20,6 +20,8 @@ PATCHES = "SPECGRAM_PATCHES"
 """Environment variable: names of patches, separated by commas."""
 OPTIONS = "SPECGRAM_PATCH_OPTIONS"
 """Environment variable: JSON object, options by patch."""
+REASONING_PARSER = "specgram_marks"
+"""Name of the reasoning parser in `specgram_lab.builders.reasoning`."""
 REPORTS = "SPECGRAM_REPORTS"
 """Environment variable: folder that each process of an engine writes its report to."""
 
@@ -37,8 +39,13 @@ def patches_for(cell: Cell, device: str) -> dict[str, dict[str, Any]]:
             wanted["av-on-cpu"] = {"verify_cost": list(engine.budget.verify_cost)}
     if engine.budget.policy not in ("off", "native"):
         wanted["av-budget"] = {"policy": engine.budget.policy, "value": engine.budget.value}
+    runner = "scripted" if engine.kind == "scripted" else engine.runner
+    if engine.kind == "local" and cell.workload.scenario is not None:
+        wanted["scripted-drafter"] = {}
+    if "rfc-counters" in wanted:
+        wanted["rfc-counters"] = {"runner": runner}
     if engine.record:
-        wanted["recorder"] = {"runner": "scripted" if engine.kind == "scripted" else engine.runner}
+        wanted["recorder"] = {"runner": runner}
     return dict(sorted(wanted.items()))
 
 
@@ -50,7 +57,7 @@ def engine_key(cell: Cell) -> str:
         cell.workload.concurrency,
         cell.grammar.backend,
         cell.grammar.disable_any_whitespace,
-        scenario.max_model_len if scenario else None,
+        scenario.setting.model_dump(mode="json") if scenario else None,
     ]
     return json.dumps(content, sort_keys=True)
 
@@ -148,6 +155,14 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
             **({"reasoning_parser": engine.reasoning_parser} if engine.reasoning_parser else {}),
         },
     }
+    if workload.scenario is not None:
+        setting = load_scenario(workload.scenario).setting
+        arguments["max_model_len"] = setting.max_model_len
+        if setting.reasoning:
+            arguments["structured_outputs_config"] |= {
+                "reasoning_parser": REASONING_PARSER,
+                "reasoning_parser_plugin": str(Path(__file__).with_name("reasoning.py")),
+            }
     if engine.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
     config = speculative_config(cell)

@@ -7,20 +7,24 @@ gave slots for and the scenario's AV admits, and accepts those that are what the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from specgram_lab.scenarios import Scenario, load_scenario
+from specgram_lab.scenarios import KV_BLOCK_TOKENS, Scenario, ScriptedRequest, load_scenario
 from specgram_lab.spec import Cell, SpecError
 
 
 class Script:
-    """One request's tokens: what the target says, and the draft of every step."""
+    """One request's tokens: what the target says, and the draft of every step.
 
-    def __init__(self, scenario: Scenario, number: int, tokenizer: Any) -> None:
-        request = scenario.requests[number]
+    ``answer`` is what a real target says, and takes the place of the scenario's ``says``.
+    """
+
+    def __init__(self, request: ScriptedRequest, tokenizer: Any, answer: Sequence[int] | None = None) -> None:
         says = tokenizer(request.says, add_special_tokens=False).input_ids
-        self.answer: list[int] = says + [tokenizer.eos_token_id] * (64 if request.ends else 0)
+        self.answer: list[int] = list(answer) if answer is not None else says
+        self.answer += [tokenizer.eos_token_id] * (64 if request.ends and answer is None else 0)
         self.end = tokenizer.eos_token_id
         self.drafts = [[self._token(tokenizer, text) for text in draft] for draft in request.drafts]
         self.admits = request.admits
@@ -47,27 +51,56 @@ class Script:
         texts = self.drafts[self.step] if self.step < len(self.drafts) else []
         return [self.token_at(self.position + i) if token is None else token for i, token in enumerate(texts)]
 
+    def advance(self, sampled: int) -> list[int]:
+        """Take note that a step gave ``sampled`` tokens, and return the proposal for the next one."""
+        self.step += self.position > 0
+        self.position += sampled
+        return self.draft()
+
     def admitted(self, slots: int) -> int:
         """How many of ``slots`` AV lets into the forward pass of the coming decode step."""
         return min(slots, self.admits[self.step]) if self.step < len(self.admits) else slots
 
 
 class Stage:
-    """What the executor of this process plays: one scenario at a time."""
+    """What the executor, or the patched drafter, of this process plays: one scenario at a time."""
 
     def __init__(self) -> None:
         self.scripts: list[Script] = []
+        self.budgets: Sequence[int] = ()
+        self._steps = 0
 
-    def set(self, scenario: Scenario, tokenizer: Any) -> None:
-        """Take up ``scenario`` from its beginning."""
-        self.scripts = [Script(scenario, i, tokenizer) for i in range(len(scenario.requests))]
+    def set(self, scenario: Scenario, tokenizer: Any, answers: Sequence[Sequence[int]] | None = None) -> None:
+        """Take up ``scenario`` from its beginning; ``answers`` are what a real target says to its requests."""
+        said: Sequence[Sequence[int] | None] = answers or [None] * len(scenario.requests)
+        self.scripts = [Script(r, tokenizer, answer) for r, answer in zip(scenario.requests, said, strict=True)]
+        self.budgets = scenario.requests[0].admits
+        self._steps = 0
+
+    def clear(self) -> None:
+        """Play nothing: a real drafter's own proposals stand."""
+        self.scripts, self.budgets = [], ()
+
+    def next_step(self) -> int:
+        """Number of the step with drafts that AV is about to budget, from 0."""
+        self._steps += 1
+        return self._steps - 1
+
+    def script_of(self, request_id: str) -> Script | None:
+        """The script of a request; ids are numbers in the order of the scenario, with vLLM's suffix behind a dash."""
+        number = request_id.partition("-")[0]
+        return self.scripts[int(number)] if number.isdecimal() and int(number) < len(self.scripts) else None
 
 
 STAGE = Stage()
 
 
-def executor(recorder: Any) -> type:
-    """A subclass of vLLM's `Executor` that plays what is on `STAGE`; vLLM wants a class, not an instance."""
+def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
+    """A subclass of vLLM's `Executor` that plays what is on `STAGE`; vLLM wants a class, not an instance.
+
+    ``listeners`` hear what a model runner's hooks would say (`specgram_lab.samplers.hooks.Listener`); ``attach`` is
+    called with the output of each step.
+    """
     import torch
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -81,7 +114,7 @@ def executor(recorder: Any) -> type:
         future.set_result(value)
         return future
 
-    class ScriptedExecutor(Executor):  # type: ignore[misc]
+    class ScriptedExecutor(Executor):
         supports_pp = True
 
         @classmethod
@@ -99,7 +132,7 @@ def executor(recorder: Any) -> type:
         def collective_rpc(
             self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, non_block: bool = False
         ) -> Any:
-            spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+            spec = FullAttentionSpec(block_size=KV_BLOCK_TOKENS, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
             replies = {
                 "get_kv_cache_spec": {"layer": spec},
                 "get_supported_kv_cache_layouts": ["LBHNC"],
@@ -113,15 +146,16 @@ def executor(recorder: Any) -> type:
             if scheduler_output.total_num_scheduled_tokens == 0:
                 return done(EMPTY_MODEL_RUNNER_OUTPUT, non_block)
             for new in scheduler_output.scheduled_new_reqs:
-                # request ids are numbers in the order of the scenario, with vLLM's suffix behind a dash
-                self.by_request[new.req_id] = STAGE.scripts[int(new.req_id.partition("-")[0])]
+                script = STAGE.script_of(new.req_id)
+                assert script is not None
+                self.by_request[new.req_id] = script
             entered, slots = {}, {}
             for request in scheduler_output.num_scheduled_tokens:
                 count = len(scheduler_output.scheduled_spec_decode_tokens.get(request) or ())
                 slots[request] = self.by_request[request].admitted(count) if count else 0
                 entered[request] = self.proposals.get(request, [])[: slots[request]]
-            if recorder is not None:
-                recorder.executed(scheduler_output, slots)
+            for listener in listeners:
+                listener.executed(scheduler_output, slots)
             self.pending.append((scheduler_output, entered))
             return done(None, non_block)
 
@@ -137,17 +171,16 @@ def executor(recorder: Any) -> type:
                     if token != script.token_at(script.position + accepted):
                         break
                     accepted += 1
-                decoding = script.position > 0
                 sampled.append([script.token_at(script.position + i) for i in range(accepted + 1)])
-                script.position += accepted + 1
-                script.step += decoding
-                drafts[request] = script.draft()
+                drafts[request] = script.advance(accepted + 1)
             self.proposals |= drafts
             self.drafted = drafts
-            if recorder is not None:
-                recorder.proposed(drafts.items())
+            for listener in listeners:
+                listener.proposed(drafts.items())
             index = {request: i for i, request in enumerate(ids)}
-            return done(ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=sampled), non_block)
+            output = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=sampled)
+            attach(output)
+            return done(output, non_block)
 
         def take_draft_token_ids(self) -> Any:
             return DraftTokenIds(list(self.drafted), [list(d) for d in self.drafted.values()])
@@ -157,12 +190,17 @@ def executor(recorder: Any) -> type:
 
 def engine_arguments(cell: Cell) -> dict[str, Any]:
     """What differs from the local engine's arguments."""
+    from specgram_lab.patches.rfc_counters import COUNTS
     from specgram_lab.samplers.hooks import RECORDER
 
     assert cell.workload.scenario is not None
-    scenario = load_scenario(cell.workload.scenario)
-    return {
-        "distributed_executor_backend": executor(RECORDER if cell.engine.record else None),
-        "max_model_len": scenario.max_model_len,
+    setting = load_scenario(cell.workload.scenario).setting
+    counting = "rfc-counters" in cell.engine.patches
+    listeners = [RECORDER] * cell.engine.record + [COUNTS] * counting
+    arguments: dict[str, Any] = {
+        "distributed_executor_backend": executor(listeners, COUNTS.attach if counting else lambda output: None),
         "load_format": "dummy",
     }
+    if setting.kv_blocks is not None:
+        arguments["num_gpu_blocks_override"] = setting.kv_blocks
+    return arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from specgram_lab.scenarios import load_scenario
 from specgram_lab.spec import Cell, Grammar
 
 PROGRESS_S = 0.5
+GRAMMAR_POLL_S = 0.002
 
 
 @dataclass
@@ -56,14 +57,28 @@ class Session:
     def _scripted(self) -> list[Sent]:
         assert self.cell.workload.scenario is not None
         scenario = load_scenario(self.cell.workload.scenario)
-        if self.cell.engine.kind == "scripted":
-            from specgram_lab.builders.scripted import STAGE
-
-            STAGE.set(scenario, self.tokenizer)
-        return [
+        requests = [
             Sent(str(i), f"{scenario.name}/{i}", 0, self.tokenizer(r.prompt).input_ids, r.grammar, None, r.max_tokens)
             for i, r in enumerate(scenario.requests)
         ]
+        from specgram_lab.builders.scripted import STAGE
+
+        STAGE.clear()
+        answers = self._answers(requests, scenario.k) if self.cell.engine.kind == "local" else None
+        STAGE.set(scenario, self.tokenizer, answers)
+        return requests
+
+    def _answers(self, requests: list[Sent], k: int) -> list[list[int]]:
+        """What the target itself says to ``requests``, as far as a draft in their last step can reach."""
+        engine = self.llm.llm_engine
+        answers: dict[str, list[int]] = {}
+        for sent in requests:
+            asked = self._parameters(replace(sent, max_tokens=sent.max_tokens + k + 1))
+            engine.add_request(f"answer{sent.request_id}", {"prompt_token_ids": sent.prompt}, asked)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                answers[output.request_id.partition("-")[0]] = list(output.outputs[0].token_ids)
+        return [answers[f"answer{sent.request_id}"] for sent in requests]
 
     def _parameters(self, sent: Sent) -> Any:
         from vllm import SamplingParams
@@ -95,6 +110,8 @@ class Session:
                 by_id[sent.request_id] = sent
             except (ValueError, NotImplementedError) as error:
                 sent.refused = " ".join(str(error).split())
+        if self.cell.workload.scenario:
+            self._await_grammars()
         reported, finished = 0.0, 0
         try:
             while engine.has_unfinished_requests():
@@ -109,6 +126,13 @@ class Session:
         finally:
             self.seconds = time.perf_counter() - begin
             self.output_tokens = sum(len(s.output.outputs[0].token_ids) for s in self.requests if s.output)
+
+    def _await_grammars(self) -> None:
+        """Let all grammars compile first, so that a scenario's requests begin in the same step on every machine."""
+        for request in self.llm.llm_engine.engine_core.engine_core.scheduler.requests.values():
+            asked = request.structured_output_request
+            while asked is not None and not asked.is_grammar_ready:
+                time.sleep(GRAMMAR_POLL_S)
 
     def outcome(self) -> tuple[str, str]:
         """The cell's outcome and, unless it is ok, the reason."""

@@ -15,10 +15,11 @@ from specgram_lab.patches.registry import Patch, Replacements
 _MANAGER = "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager"
 
 
-def choose_budget(policy: str, value: float | None, scheduled: list[int], native: int, step: int) -> int:
+def choose_budget(policy: str, value: Any, scheduled: list[int], native: int, step: int) -> int:
     """Draft tokens to verify in one step, of ``scheduled`` per request; ``native`` is vLLM's own choice.
 
-    ``schedule`` reads ``value`` as a list, one budget a step with drafts; past its end all are verified.
+    ``schedule`` reads ``value`` as a list, one budget a step with drafts; past its end all are verified. Without a list
+    it is the scenario's.
     """
     total = sum(scheduled)
     if policy == "native":
@@ -28,7 +29,7 @@ def choose_budget(policy: str, value: float | None, scheduled: list[int], native
     if policy == "none":
         return 0
     if policy == "schedule":
-        wanted = list(value)[step] if step < len(list(value)) else total  # type: ignore[arg-type,call-overload]
+        wanted = value[step] if step < len(value) else total
     elif policy == "fixed":
         wanted = value
     elif policy == "per_request":
@@ -40,20 +41,28 @@ def choose_budget(policy: str, value: float | None, scheduled: list[int], native
 
 def set_budget(changes: Replacements, options: Mapping[str, Any]) -> None:
     """Options: ``policy`` and ``value`` as in `specgram_lab.spec.Budget`."""
-    import vllm.v1.worker.cpu.shm  # noqa: F401
+    from specgram_lab.builders.scripted import STAGE
+    from specgram_lab.samplers import hooks
+
+    hooks.prepare_v2()
     from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
     policy, value = options["policy"], options.get("value")
+    of_scenario = policy == "schedule" and value is None
     steps = 0
 
     def get_num_tokens(self: Any, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         nonlocal steps
         original(self, num_tokens_per_req, draft_tokens)
         drafts, others, native = self._batch_budget
-        budget = choose_budget(policy, value, list(drafts.values()), native, steps)
+        if of_scenario:
+            budget = choose_budget(policy, STAGE.budgets, list(drafts.values()), native, STAGE.next_step())
+        else:
+            budget = choose_budget(policy, value, list(drafts.values()), native, steps)
         steps += 1
         self._batch_budget = (drafts, others, budget)
-        return sum(others.values()) + budget
+        tokens: int = sum(others.values()) + budget
+        return tokens
 
     original = changes.set(AdaptiveVerificationManager, "get_num_tokens", get_num_tokens)
 

@@ -22,6 +22,8 @@ MODULES = {
     "v2-on-cpu": "specgram_lab.patches.on_cpu",
     "av-on-cpu": "specgram_lab.patches.on_cpu",
     "av-budget": "specgram_lab.patches.budget",
+    "rfc-counters": "specgram_lab.patches.rfc_counters",
+    "scripted-drafter": "specgram_lab.patches.scripted_drafter",
     "recorder": "specgram_lab.samplers.hooks",
 }
 """Where each patch is defined (as the module's ``PATCHES[name]``); imported only in a process that runs an engine."""
@@ -36,17 +38,31 @@ class Replacements:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any, bool]] = []
+        self._endings: list[Callable[[], None]] = []
 
     def set(self, owner: Any, attribute: str, value: Any) -> Any:
-        """Set ``owner.attribute`` and return what a plain lookup gave before (a function, not a descriptor)."""
+        """Set ``owner.attribute`` and return what a plain lookup gave before (a function, not a descriptor).
+
+        A function of the lab's remembers what it stands for, so that another patch of the same symbol can still
+        tell the original's fingerprint.
+        """
         own = vars(owner).get(attribute) if hasattr(owner, "__dict__") else None
         found = getattr(owner, attribute, None)
+        function = getattr(value, "__func__", value)
+        if inspect.isfunction(function) and function.__module__.startswith("specgram_lab.") and callable(found):
+            vars(function).setdefault("__wrapped__", getattr(found, "__func__", found))
         self._before.append((owner, attribute, own, own is not None))
         setattr(owner, attribute, value)
         return found
 
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Call ``ending`` when the patch is undone; for what is no attribute, such as a log handler."""
+        self._endings.append(ending)
+
     def undo(self) -> None:
         """Put everything back, last change first."""
+        while self._endings:
+            self._endings.pop()()
         while self._before:
             owner, attribute, value, was_own = self._before.pop()
             if was_own:
@@ -136,7 +152,8 @@ def check(patch: Patch) -> dict[str, str]:
         if mark not in known:
             seen = "; ".join(f"{k} in {', '.join(v)}" for k, v in known.items()) or "none"
             raise PatchError(
-                f"patch {patch.name} does not know this build's {symbol}: its source has fingerprint {mark}, known are {seen}"
+                f"patch {patch.name} does not know this build's {symbol}:"
+                f" its source has fingerprint {mark}, known are {seen}"
             )
         found[symbol] = mark
     return found

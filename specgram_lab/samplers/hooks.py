@@ -7,11 +7,23 @@ scheduler and worker share a process, which the lab's builders see to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 from specgram_lab.patches.registry import Patch, Replacements
 from specgram_lab.samplers.recorder import Judgement, Recorder
+
+
+class Listener(Protocol):
+    """What the hooks in the model runners speak to, in this order: `executed`, then `proposed` for the next step."""
+
+    def executed(self, scheduler_output: Any, slots: Mapping[str, int]) -> Any:
+        """A forward pass ran; ``slots`` counts each request's draft slots in it, after adaptive verification."""
+
+    def proposed(self, drafts: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """The drafter proposed these tokens for the next step of these requests; -1 means none from there on."""
+
 
 RECORDER = Recorder()
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -117,10 +129,12 @@ def hook_grammars(changes: Replacements) -> None:
     watch(GuidanceGrammar)
     words = _Words(level=logging.WARNING)
     for name in ("vllm.v1.structured_output", "vllm.v1.core.sched.scheduler"):
-        logging.getLogger(name).addHandler(words)
+        logger = logging.getLogger(name)
+        logger.addHandler(words)
+        changes.at_end(partial(logger.removeHandler, words))
 
 
-def hook_v1(changes: Replacements) -> None:
+def hook_v1(changes: Replacements, listener: Listener = RECORDER) -> None:
     """Runner V1: the draft it holds, and the draft slots of the forward pass."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -139,7 +153,7 @@ def hook_v1(changes: Replacements) -> None:
             slots = (
                 {} if metadata is None else dict(zip(self.input_batch.req_ids, metadata.num_draft_tokens, strict=True))
             )
-            RECORDER.executed(scheduler_output, slots)
+            listener.executed(scheduler_output, slots)
         return result
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
@@ -154,7 +168,7 @@ def hook_v1(changes: Replacements) -> None:
             if not fits:  # vLLM fills in zeros where the drafter was skipped
                 rows = [[] for _ in ids]
             live = [(r, row) for r, row, gone in zip(ids, rows, discarded, strict=True) if not gone]
-            RECORDER.proposed(live)
+            listener.proposed(live)
         return result
 
     original_fits = changes.set(GPUModelRunner, "_input_fits_in_drafter", input_fits_in_drafter)
@@ -162,8 +176,17 @@ def hook_v1(changes: Replacements) -> None:
     original_sample = changes.set(GPUModelRunner, "sample_tokens", sample_tokens)
 
 
-def hook_v2(changes: Replacements) -> None:
+def prepare_v2() -> None:
+    """On a CPU, put in the placeholders for streams and events, which must be there before V2's modules are loaded."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        import vllm.v1.worker.cpu.shm  # noqa: F401
+
+
+def hook_v2(changes: Replacements, listener: Listener = RECORDER) -> None:
     """Runner V2: the same; the slots are read off the logits that AV left, after its reallocation."""
+    prepare_v2()
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +199,7 @@ def hook_v2(changes: Replacements) -> None:
             if batch.num_draft_tokens_per_req is not None:
                 offsets = batch.cu_num_logits.tolist()
                 slots = {r: offsets[i + 1] - offsets[i] - bonus for i, r in enumerate(batch.req_ids)}
-            RECORDER.executed(scheduler_output, slots)
+            listener.executed(scheduler_output, slots)
         return result
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
@@ -186,7 +209,7 @@ def hook_v2(changes: Replacements) -> None:
             batch = state.input_batch
             reached = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
             rows = self.req_states.draft_tokens[batch.idx_mapping, : state.num_spec_tokens_to_schedule].tolist()
-            RECORDER.proposed((r, row) for r, row, live in zip(batch.req_ids, rows, reached, strict=True) if live)
+            listener.proposed((r, row) for r, row, live in zip(batch.req_ids, rows, reached, strict=True) if live)
         return result
 
     original_execute = changes.set(GPUModelRunner, "execute_model", execute_model)
@@ -201,8 +224,6 @@ def record(changes: Replacements, options: Mapping[str, Any]) -> None:
     if runner == "v1":
         hook_v1(changes)
     elif runner == "v2":
-        import vllm.v1.worker.cpu.shm  # noqa: F401  stream and event placeholders, must come before V2's modules
-
         hook_v2(changes)
 
 

@@ -61,7 +61,7 @@ class Recorder:
 
     def executed(self, scheduler_output: Any, slots: Mapping[str, int]) -> WorkerStep:
         """A forward pass ran; ``slots`` counts each request's draft slots in it. Takes the proposals it used."""
-        drafts = {r: self.proposals.get(r, []) for r in scheduler_output.num_scheduled_tokens}
+        drafts = {r: self.proposals.pop(r, []) for r in scheduler_output.num_scheduled_tokens}
         step = WorkerStep(self._next, drafts, dict(slots))
         self._next += 1
         setattr(scheduler_output, _MARK, step)

@@ -18,8 +18,17 @@ from specgram_lab.builders.cpu.interpreter import interpreted_launches
 __all__ = ["NATIVE", "interpreted_launches", "native_launches", "register", "survey"]
 
 _AREAS = (
-    "input_prep", "sampling", "rejection", "verification", "drafting", "dflash", "adaptive", "logprobs", "processors",
-    "mtp", "truncation",
+    "input_prep",
+    "sampling",
+    "rejection",
+    "verification",
+    "drafting",
+    "dflash",
+    "adaptive",
+    "logprobs",
+    "processors",
+    "mtp",
+    "truncation",
 )
 _SURVEYED_PACKAGE = "vllm.v1.worker.gpu"
 _native: dict[str, Callable[..., None]] = {}

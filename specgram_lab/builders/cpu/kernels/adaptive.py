@@ -13,8 +13,20 @@ from specgram_lab.builders.cpu.kernels.numeric import NEGATIVE_INFINITY, jit, ma
 
 
 @jit
-def _accumulate(steps, info, grad, requests, num_sampled, num_rejected, features, features_stride, predictions,
-                predictions_stride, counts, num_reqs):
+def _accumulate(
+    steps,
+    info,
+    grad,
+    requests,
+    num_sampled,
+    num_rejected,
+    features,
+    features_stride,
+    predictions,
+    predictions_stride,
+    counts,
+    num_reqs,
+):
     for step in range(steps):
         a, b, c = np.float32(0.0), np.float32(0.0), np.float32(0.0)
         g0, g1, observed = np.float32(0.0), np.float32(0.0), np.float32(0.0)
@@ -41,12 +53,36 @@ def _accumulate(steps, info, grad, requests, num_sampled, num_rejected, features
         counts[step] += observed
 
 
-def accumulate(grid: Any, info_ptr, grad_ptr, idx_mapping_ptr, num_sampled_ptr, num_rejected_ptr, features_ptr,
-               features_stride, pred_ptr, pred_stride, counts_ptr, num_reqs, BLOCK_R) -> None:
+def accumulate(
+    grid: Any,
+    info_ptr,
+    grad_ptr,
+    idx_mapping_ptr,
+    num_sampled_ptr,
+    num_rejected_ptr,
+    features_ptr,
+    features_stride,
+    pred_ptr,
+    pred_stride,
+    counts_ptr,
+    num_reqs,
+    BLOCK_R,
+) -> None:
     """Add this step's graded drafts to the normal equations of the logistic fit."""
-    _accumulate(grid[0], memory(info_ptr), memory(grad_ptr), memory(idx_mapping_ptr), memory(num_sampled_ptr),
-                memory(num_rejected_ptr), memory(features_ptr), features_stride, memory(pred_ptr), pred_stride,
-                memory(counts_ptr), num_reqs)
+    _accumulate(
+        grid[0],
+        memory(info_ptr),
+        memory(grad_ptr),
+        memory(idx_mapping_ptr),
+        memory(num_sampled_ptr),
+        memory(num_rejected_ptr),
+        memory(features_ptr),
+        features_stride,
+        memory(pred_ptr),
+        pred_stride,
+        memory(counts_ptr),
+        num_reqs,
+    )
 
 
 @jit
@@ -77,16 +113,51 @@ def _refit(slope, intercepts, info, info_stride, grad, grad_stride, counts, step
     slope[0] += step
 
 
-def refit(grid: Any, slope_ptr, intercepts_ptr, info_ptr, info_row_stride, grad_ptr, grad_row_stride, counts_ptr,
-          NUM_SPECULATIVE_STEPS, L2, DAMPING, BLOCK) -> None:
+def refit(
+    grid: Any,
+    slope_ptr,
+    intercepts_ptr,
+    info_ptr,
+    info_row_stride,
+    grad_ptr,
+    grad_row_stride,
+    counts_ptr,
+    NUM_SPECULATIVE_STEPS,
+    L2,
+    DAMPING,
+    BLOCK,
+) -> None:
     """One damped Newton step for the shared slope and the intercepts; clears the sums."""
-    _refit(memory(slope_ptr), memory(intercepts_ptr), memory(info_ptr), info_row_stride, memory(grad_ptr),
-           grad_row_stride, memory(counts_ptr), NUM_SPECULATIVE_STEPS, np.float32(L2), np.float32(DAMPING))
+    _refit(
+        memory(slope_ptr),
+        memory(intercepts_ptr),
+        memory(info_ptr),
+        info_row_stride,
+        memory(grad_ptr),
+        grad_row_stride,
+        memory(counts_ptr),
+        NUM_SPECULATIVE_STEPS,
+        np.float32(L2),
+        np.float32(DAMPING),
+    )
 
 
 @jit
-def _local_stats(rows, blocks, block_size, maxima, max_stride, sums, sum_stride, logits, stride, requests,
-                 requests_stride, temperatures, vocab):
+def _local_stats(
+    rows,
+    blocks,
+    block_size,
+    maxima,
+    max_stride,
+    sums,
+    sum_stride,
+    logits,
+    stride,
+    requests,
+    requests_stride,
+    temperatures,
+    vocab,
+):
     for row in range(rows):
         request = np.int64(requests[row * requests_stride])
         if request < 0:
@@ -103,19 +174,62 @@ def _local_stats(rows, blocks, block_size, maxima, max_stride, sums, sum_stride,
             sums[row * sum_stride + block] = total
 
 
-def local_max_sumexp(grid: Any, local_max_ptr, local_max_stride, local_sumexp_ptr, local_sumexp_stride, logits_ptr,
-                     logits_stride, idx_mapping_ptr, idx_mapping_stride, temperature_ptr, num_tokens, vocab_size,
-                     BLOCK_SIZE) -> None:
+def local_max_sumexp(
+    grid: Any,
+    local_max_ptr,
+    local_max_stride,
+    local_sumexp_ptr,
+    local_sumexp_stride,
+    logits_ptr,
+    logits_stride,
+    idx_mapping_ptr,
+    idx_mapping_stride,
+    temperature_ptr,
+    num_tokens,
+    vocab_size,
+    BLOCK_SIZE,
+) -> None:
     """Maximum and sum of exponentials of every block of the drafter's scaled logits."""
-    _local_stats(min(grid[0], num_tokens), grid[1], BLOCK_SIZE, memory(local_max_ptr), local_max_stride,
-                 memory(local_sumexp_ptr), local_sumexp_stride, memory(logits_ptr), logits_stride,
-                 memory(idx_mapping_ptr), idx_mapping_stride, memory(temperature_ptr), vocab_size)
+    _local_stats(
+        min(grid[0], num_tokens),
+        grid[1],
+        BLOCK_SIZE,
+        memory(local_max_ptr),
+        local_max_stride,
+        memory(local_sumexp_ptr),
+        local_sumexp_stride,
+        memory(logits_ptr),
+        logits_stride,
+        memory(idx_mapping_ptr),
+        idx_mapping_stride,
+        memory(temperature_ptr),
+        vocab_size,
+    )
 
 
 @jit
-def _predict(rows, features, features_stride, predictions, predictions_stride, confidence, confidence_stride, slope,
-             intercepts, maxima, max_stride, sums, sum_stride, requests, requests_stride, draft_steps, blocks,
-             step_per_row, steps, limit):
+def _predict(
+    rows,
+    features,
+    features_stride,
+    predictions,
+    predictions_stride,
+    confidence,
+    confidence_stride,
+    slope,
+    intercepts,
+    maxima,
+    max_stride,
+    sums,
+    sum_stride,
+    requests,
+    requests_stride,
+    draft_steps,
+    blocks,
+    step_per_row,
+    steps,
+    limit,
+):
     for row in range(rows):
         request = np.int64(requests[row * requests_stride])
         if request < 0:
@@ -138,16 +252,53 @@ def _predict(rows, features, features_stride, predictions, predictions_stride, c
         confidence[batch * confidence_stride + step] = probability
 
 
-def predict(grid: Any, features_ptr, features_stride, pred_ptr, pred_stride, conf_ptr, conf_stride, slope_ptr,
-            intercepts_ptr, local_max_ptr, local_max_stride, local_sumexp_ptr, local_sumexp_stride, idx_mapping_ptr,
-            idx_mapping_stride, step_ptr, num_tokens, vocab_num_blocks, per_token_step, NUM_SPECULATIVE_STEPS,
-            MAX_LOG_ODDS, PADDED_VOCAB_NUM_BLOCKS) -> None:
+def predict(
+    grid: Any,
+    features_ptr,
+    features_stride,
+    pred_ptr,
+    pred_stride,
+    conf_ptr,
+    conf_stride,
+    slope_ptr,
+    intercepts_ptr,
+    local_max_ptr,
+    local_max_stride,
+    local_sumexp_ptr,
+    local_sumexp_stride,
+    idx_mapping_ptr,
+    idx_mapping_stride,
+    step_ptr,
+    num_tokens,
+    vocab_num_blocks,
+    per_token_step,
+    NUM_SPECULATIVE_STEPS,
+    MAX_LOG_ODDS,
+    PADDED_VOCAB_NUM_BLOCKS,
+) -> None:
     """Acceptance probability of every draft from the log-odds of the drafter's most likely token."""
-    _predict(min(grid[0], num_tokens), memory(features_ptr), features_stride, memory(pred_ptr), pred_stride,
-             memory(conf_ptr), conf_stride, memory(slope_ptr), memory(intercepts_ptr), memory(local_max_ptr),
-             local_max_stride, memory(local_sumexp_ptr), local_sumexp_stride, memory(idx_mapping_ptr),
-             idx_mapping_stride, memory(step_ptr), vocab_num_blocks, bool(per_token_step), NUM_SPECULATIVE_STEPS,
-             np.float32(MAX_LOG_ODDS))
+    _predict(
+        min(grid[0], num_tokens),
+        memory(features_ptr),
+        features_stride,
+        memory(pred_ptr),
+        pred_stride,
+        memory(conf_ptr),
+        conf_stride,
+        memory(slope_ptr),
+        memory(intercepts_ptr),
+        memory(local_max_ptr),
+        local_max_stride,
+        memory(local_sumexp_ptr),
+        local_sumexp_stride,
+        memory(idx_mapping_ptr),
+        idx_mapping_stride,
+        memory(step_ptr),
+        vocab_num_blocks,
+        bool(per_token_step),
+        NUM_SPECULATIVE_STEPS,
+        np.float32(MAX_LOG_ODDS),
+    )
 
 
 _ESTIMATOR = "vllm.v1.worker.gpu.spec_decode.acceptance_estimator."

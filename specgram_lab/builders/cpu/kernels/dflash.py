@@ -30,11 +30,42 @@ def _slot(position, table, row, stride, block_size, pad):
 
 
 @jit
-def _prepare(num_reqs, span, input_ids, positions, query_start, seq_lens, query_slots, context_positions,
-             context_slots, sample_indices, sample_positions, sample_requests, temperatures_out, seeds_out,
-             target_positions, target_start, requests, last_sampled, next_prefill, num_sampled, num_rejected,
-             temperatures, seeds, table, table_stride, mask_token, block_size, queries, steps, max_reqs, max_tokens,
-             max_len, from_anchor, pad):
+def _prepare(
+    num_reqs,
+    span,
+    input_ids,
+    positions,
+    query_start,
+    seq_lens,
+    query_slots,
+    context_positions,
+    context_slots,
+    sample_indices,
+    sample_positions,
+    sample_requests,
+    temperatures_out,
+    seeds_out,
+    target_positions,
+    target_start,
+    requests,
+    last_sampled,
+    next_prefill,
+    num_sampled,
+    num_rejected,
+    temperatures,
+    seeds,
+    table,
+    table_stride,
+    mask_token,
+    block_size,
+    queries,
+    steps,
+    max_reqs,
+    max_tokens,
+    max_len,
+    from_anchor,
+    pad,
+):
     first_sample = 0 if from_anchor else 1
     for batch in range(num_reqs):
         request = np.int64(requests[batch])
@@ -77,32 +108,101 @@ def _prepare(num_reqs, span, input_ids, positions, query_start, seq_lens, query_
 
 
 def prepare_dflash_inputs(
-    grid: Any, out_input_ids_ptr, out_query_positions_ptr, out_query_start_loc_ptr, out_seq_lens_ptr,
-    out_query_slot_mapping_ptr, out_context_positions_ptr, out_context_slot_mapping_ptr, out_sample_indices_ptr,
-    out_sample_pos_ptr, out_sample_idx_mapping_ptr, out_temperature_ptr, out_seeds_ptr, target_positions_ptr,
-    target_query_start_loc_ptr, idx_mapping_ptr, last_sampled_ptr, next_prefill_tokens_ptr, num_sampled_ptr,
-    num_rejected_ptr, temperature_ptr, seeds_ptr, block_table_ptr, block_table_stride, parallel_drafting_token_id,
-    block_size, num_query_per_req, num_speculative_steps, max_num_reqs, max_num_tokens, max_model_len, cp_rank,
-    SAMPLE_FROM_ANCHOR, PAD_SLOT_ID, CP_SIZE, CP_INTERLEAVE, BLOCK_SIZE,
+    grid: Any,
+    out_input_ids_ptr,
+    out_query_positions_ptr,
+    out_query_start_loc_ptr,
+    out_seq_lens_ptr,
+    out_query_slot_mapping_ptr,
+    out_context_positions_ptr,
+    out_context_slot_mapping_ptr,
+    out_sample_indices_ptr,
+    out_sample_pos_ptr,
+    out_sample_idx_mapping_ptr,
+    out_temperature_ptr,
+    out_seeds_ptr,
+    target_positions_ptr,
+    target_query_start_loc_ptr,
+    idx_mapping_ptr,
+    last_sampled_ptr,
+    next_prefill_tokens_ptr,
+    num_sampled_ptr,
+    num_rejected_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    block_table_ptr,
+    block_table_stride,
+    parallel_drafting_token_id,
+    block_size,
+    num_query_per_req,
+    num_speculative_steps,
+    max_num_reqs,
+    max_num_tokens,
+    max_model_len,
+    cp_rank,
+    SAMPLE_FROM_ANCHOR,
+    PAD_SLOT_ID,
+    CP_SIZE,
+    CP_INTERLEAVE,
+    BLOCK_SIZE,
 ) -> None:
     """Context rows, query rows and sampling rows of a block drafter, with padding for all buffers."""
     if CP_SIZE != 1:
         raise Interpreted("context parallelism is not covered by the native kernels")
-    _prepare(grid[0], grid[1] * BLOCK_SIZE, memory(out_input_ids_ptr), memory(out_query_positions_ptr),
-             memory(out_query_start_loc_ptr), memory(out_seq_lens_ptr), memory(out_query_slot_mapping_ptr),
-             memory(out_context_positions_ptr), memory(out_context_slot_mapping_ptr),
-             memory(out_sample_indices_ptr), memory(out_sample_pos_ptr), memory(out_sample_idx_mapping_ptr),
-             memory(out_temperature_ptr), memory(out_seeds_ptr), memory(target_positions_ptr),
-             memory(target_query_start_loc_ptr), memory(idx_mapping_ptr), memory(last_sampled_ptr),
-             memory(next_prefill_tokens_ptr), memory(num_sampled_ptr), memory(num_rejected_ptr),
-             memory(temperature_ptr), memory(seeds_ptr), memory(block_table_ptr), block_table_stride,
-             parallel_drafting_token_id, block_size, num_query_per_req, num_speculative_steps, max_num_reqs,
-             max_num_tokens, max_model_len, bool(SAMPLE_FROM_ANCHOR), PAD_SLOT_ID)
+    _prepare(
+        grid[0],
+        grid[1] * BLOCK_SIZE,
+        memory(out_input_ids_ptr),
+        memory(out_query_positions_ptr),
+        memory(out_query_start_loc_ptr),
+        memory(out_seq_lens_ptr),
+        memory(out_query_slot_mapping_ptr),
+        memory(out_context_positions_ptr),
+        memory(out_context_slot_mapping_ptr),
+        memory(out_sample_indices_ptr),
+        memory(out_sample_pos_ptr),
+        memory(out_sample_idx_mapping_ptr),
+        memory(out_temperature_ptr),
+        memory(out_seeds_ptr),
+        memory(target_positions_ptr),
+        memory(target_query_start_loc_ptr),
+        memory(idx_mapping_ptr),
+        memory(last_sampled_ptr),
+        memory(next_prefill_tokens_ptr),
+        memory(num_sampled_ptr),
+        memory(num_rejected_ptr),
+        memory(temperature_ptr),
+        memory(seeds_ptr),
+        memory(block_table_ptr),
+        block_table_stride,
+        parallel_drafting_token_id,
+        block_size,
+        num_query_per_req,
+        num_speculative_steps,
+        max_num_reqs,
+        max_num_tokens,
+        max_model_len,
+        bool(SAMPLE_FROM_ANCHOR),
+        PAD_SLOT_ID,
+    )
 
 
 @jit
-def _walk(num_rows, scores, candidates, positions, requests, temperatures, seeds, tokens, realized, steps, top_k,
-          probabilistic, double):
+def _walk(
+    num_rows,
+    scores,
+    candidates,
+    positions,
+    requests,
+    temperatures,
+    seeds,
+    tokens,
+    realized,
+    steps,
+    top_k,
+    probabilistic,
+    double,
+):
     for row in range(num_rows):
         request = np.int64(requests[row * steps])
         if request < 0:
@@ -131,15 +231,40 @@ def _walk(num_rows, scores, candidates, positions, requests, temperatures, seeds
             previous = winner
 
 
-def selector_walk(grid: Any, scores_ptr, candidate_ptr, sample_pos_ptr, req_state_ptr, temperature_ptr, seeds_ptr,
-                  tokens_ptr, realized_scores_ptr, num_steps, top_k, BLOCK_K, SAMPLE_PROBABILISTIC,
-                  USE_FP64) -> None:
+def selector_walk(
+    grid: Any,
+    scores_ptr,
+    candidate_ptr,
+    sample_pos_ptr,
+    req_state_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    tokens_ptr,
+    realized_scores_ptr,
+    num_steps,
+    top_k,
+    BLOCK_K,
+    SAMPLE_PROBABILISTIC,
+    USE_FP64,
+) -> None:
     """Walk DFlash2's candidate lattice: each step's scores depend on the candidate chosen before it."""
     if scores_ptr.dtype is not torch.float32:
         raise Interpreted("only float32 selector scores are walked natively")
-    _walk(grid[0], memory(scores_ptr), memory(candidate_ptr), memory(sample_pos_ptr), memory(req_state_ptr),
-          memory(temperature_ptr), memory(seeds_ptr), memory(tokens_ptr), memory(realized_scores_ptr), num_steps,
-          top_k, bool(SAMPLE_PROBABILISTIC), bool(USE_FP64))
+    _walk(
+        grid[0],
+        memory(scores_ptr),
+        memory(candidate_ptr),
+        memory(sample_pos_ptr),
+        memory(req_state_ptr),
+        memory(temperature_ptr),
+        memory(seeds_ptr),
+        memory(tokens_ptr),
+        memory(realized_scores_ptr),
+        num_steps,
+        top_k,
+        bool(SAMPLE_PROBABILISTIC),
+        bool(USE_FP64),
+    )
 
 
 @jit
@@ -158,14 +283,34 @@ def _cache(rows, logits, cached, candidates, scores, requests, stride_0, stride_
             cached[old + i] = token
 
 
-def cache_draft_logits(grid: Any, draft_logits_ptr, cached_candidate_ptr, candidate_ptr, scores_ptr, req_state_ptr,
-                       draft_logits_stride_0, draft_logits_stride_1, num_steps, top_k, BLOCK_K) -> None:
+def cache_draft_logits(
+    grid: Any,
+    draft_logits_ptr,
+    cached_candidate_ptr,
+    candidate_ptr,
+    scores_ptr,
+    req_state_ptr,
+    draft_logits_stride_0,
+    draft_logits_stride_1,
+    num_steps,
+    top_k,
+    BLOCK_K,
+) -> None:
     """Replace the last step's candidates by this step's in the otherwise -inf draft logits."""
     if draft_logits_ptr.dtype is not torch.float32:
         raise Interpreted("only float32 draft logits are cached natively")
-    _cache(grid[0], memory(draft_logits_ptr), memory(cached_candidate_ptr), memory(candidate_ptr),
-           memory(scores_ptr), memory(req_state_ptr), draft_logits_stride_0, draft_logits_stride_1, num_steps,
-           top_k)
+    _cache(
+        grid[0],
+        memory(draft_logits_ptr),
+        memory(cached_candidate_ptr),
+        memory(candidate_ptr),
+        memory(scores_ptr),
+        memory(req_state_ptr),
+        draft_logits_stride_0,
+        draft_logits_stride_1,
+        num_steps,
+        top_k,
+    )
 
 
 KERNELS = {

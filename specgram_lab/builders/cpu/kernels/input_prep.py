@@ -36,14 +36,25 @@ def _write_grouped_rows(addresses, strides, rows, starts, contents, ends, groups
         first = ends[i]
 
 
-def apply_write(grid: Any, output_ptr, output_stride, write_indices_ptr, write_starts_ptr, write_contents_ptr,
-                write_cu_lens_ptr, write_group_ids_ptr, BLOCK_SIZE, MULTI_GROUP) -> None:
+def apply_write(
+    grid: Any,
+    output_ptr,
+    output_stride,
+    write_indices_ptr,
+    write_starts_ptr,
+    write_contents_ptr,
+    write_cu_lens_ptr,
+    write_group_ids_ptr,
+    BLOCK_SIZE,
+    MULTI_GROUP,
+) -> None:
     """Copy staged runs of elements into rows of one tensor, or of one tensor per KV-cache group."""
     rows, starts = memory(write_indices_ptr)[: grid[0]], memory(write_starts_ptr)
     contents, ends = memory(write_contents_ptr), memory(write_cu_lens_ptr)
     if MULTI_GROUP:
-        _write_grouped_rows(memory(output_ptr), memory(output_stride), rows, starts, contents, ends,
-                            memory(write_group_ids_ptr))
+        _write_grouped_rows(
+            memory(output_ptr), memory(output_stride), rows, starts, contents, ends, memory(write_group_ids_ptr)
+        )
     else:
         _write_rows(memory(output_ptr), output_stride, rows, starts, contents, ends)
 
@@ -63,16 +74,47 @@ def _gather_tables(requests, sources, targets, strides, num_blocks, num_blocks_s
                 target[batch * stride + i] = source[request * stride + i]
 
 
-def gather_block_tables(grid: Any, batch_idx_to_req_idx, src_block_table_ptrs, dst_block_table_ptrs,
-                        block_table_strides, num_blocks_ptr, num_blocks_stride, num_reqs, BLOCK_SIZE) -> None:
+def gather_block_tables(
+    grid: Any,
+    batch_idx_to_req_idx,
+    src_block_table_ptrs,
+    dst_block_table_ptrs,
+    block_table_strides,
+    num_blocks_ptr,
+    num_blocks_stride,
+    num_reqs,
+    BLOCK_SIZE,
+) -> None:
     """Copy the block-table rows of the batch's requests together and clear the padding rows."""
-    _gather_tables(memory(batch_idx_to_req_idx), memory(src_block_table_ptrs), memory(dst_block_table_ptrs),
-                   memory(block_table_strides), memory(num_blocks_ptr), num_blocks_stride, num_reqs, grid[1], grid[0])
+    _gather_tables(
+        memory(batch_idx_to_req_idx),
+        memory(src_block_table_ptrs),
+        memory(dst_block_table_ptrs),
+        memory(block_table_strides),
+        memory(num_blocks_ptr),
+        num_blocks_stride,
+        num_reqs,
+        grid[1],
+        grid[0],
+    )
 
 
 @jit
-def _slot_mappings(groups, num_reqs, max_tokens, requests, query_start, positions, tables, strides, block_sizes,
-                   enabled, slots, slots_stride, pad):
+def _slot_mappings(
+    groups,
+    num_reqs,
+    max_tokens,
+    requests,
+    query_start,
+    positions,
+    tables,
+    strides,
+    block_sizes,
+    enabled,
+    slots,
+    slots_stride,
+    pad,
+):
     for group in range(groups):
         table = int32_at(tables[group], _UNBOUNDED)
         stride, block_size = np.int64(strides[group]), np.int64(block_sizes[group])
@@ -90,20 +132,49 @@ def _slot_mappings(groups, num_reqs, max_tokens, requests, query_start, position
             slots[base + i] = pad
 
 
-def compute_slot_mappings(grid: Any, max_num_tokens, idx_mapping, query_start_loc, pos, block_table_ptrs,
-                          block_table_strides, block_sizes, slot_mapping_enabled, dcp_sharded, slot_mappings_ptr,
-                          slot_mappings_stride, cp_rank, CP_SIZE, CP_INTERLEAVE, PAD_ID, TRITON_BLOCK_SIZE) -> None:
+def compute_slot_mappings(
+    grid: Any,
+    max_num_tokens,
+    idx_mapping,
+    query_start_loc,
+    pos,
+    block_table_ptrs,
+    block_table_strides,
+    block_sizes,
+    slot_mapping_enabled,
+    dcp_sharded,
+    slot_mappings_ptr,
+    slot_mappings_stride,
+    cp_rank,
+    CP_SIZE,
+    CP_INTERLEAVE,
+    PAD_ID,
+    TRITON_BLOCK_SIZE,
+) -> None:
     """KV-cache slot of every token of the batch, PAD_ID past its end; without context parallelism."""
     if CP_SIZE != 1:
         raise Interpreted("context parallelism is not covered by the native kernels")
-    _slot_mappings(grid[0], grid[1] - 1, max_num_tokens, memory(idx_mapping), memory(query_start_loc), memory(pos),
-                   memory(block_table_ptrs), memory(block_table_strides), memory(block_sizes),
-                   memory(slot_mapping_enabled), memory(slot_mappings_ptr), slot_mappings_stride, PAD_ID)
+    _slot_mappings(
+        grid[0],
+        grid[1] - 1,
+        max_num_tokens,
+        memory(idx_mapping),
+        memory(query_start_loc),
+        memory(pos),
+        memory(block_table_ptrs),
+        memory(block_table_strides),
+        memory(block_sizes),
+        memory(slot_mapping_enabled),
+        memory(slot_mappings_ptr),
+        slot_mappings_stride,
+        PAD_ID,
+    )
 
 
 @jit
-def _prefill_inputs(num_reqs, input_ids, ahead, ahead_stride, num_ahead, requests, query_start, tokens, stride,
-                    prefill_lens, computed):
+def _prefill_inputs(
+    num_reqs, input_ids, ahead, ahead_stride, num_ahead, requests, query_start, tokens, stride, prefill_lens, computed
+):
     for batch in range(num_reqs):
         request = np.int64(requests[batch])
         done, prefill = computed[request], prefill_lens[request]
@@ -118,14 +189,35 @@ def _prefill_inputs(num_reqs, input_ids, ahead, ahead_stride, num_ahead, request
             ahead[i * ahead_stride + request] = tokens[row + position] if position < prefill else 0
 
 
-def prepare_prefill_inputs(grid: Any, input_ids_ptr, next_prefill_tokens_ptr, next_prefill_tokens_stride,
-                           num_lookahead, idx_mapping_ptr, query_start_loc_ptr, all_token_ids_ptr,
-                           all_token_ids_stride, prefill_lens_ptr, num_computed_tokens_ptr, BLOCK_SIZE,
-                           LOOKAHEAD_BLOCK) -> None:
+def prepare_prefill_inputs(
+    grid: Any,
+    input_ids_ptr,
+    next_prefill_tokens_ptr,
+    next_prefill_tokens_stride,
+    num_lookahead,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    prefill_lens_ptr,
+    num_computed_tokens_ptr,
+    BLOCK_SIZE,
+    LOOKAHEAD_BLOCK,
+) -> None:
     """Copy the scheduled prompt tokens, and the few after them, of requests still in prefill."""
-    _prefill_inputs(grid[0], memory(input_ids_ptr), memory(next_prefill_tokens_ptr), next_prefill_tokens_stride,
-                    num_lookahead, memory(idx_mapping_ptr), memory(query_start_loc_ptr), memory(all_token_ids_ptr),
-                    all_token_ids_stride, memory(prefill_lens_ptr), memory(num_computed_tokens_ptr))
+    _prefill_inputs(
+        grid[0],
+        memory(input_ids_ptr),
+        memory(next_prefill_tokens_ptr),
+        next_prefill_tokens_stride,
+        num_lookahead,
+        memory(idx_mapping_ptr),
+        memory(query_start_loc_ptr),
+        memory(all_token_ids_ptr),
+        all_token_ids_stride,
+        memory(prefill_lens_ptr),
+        memory(num_computed_tokens_ptr),
+    )
 
 
 @jit
@@ -141,16 +233,44 @@ def _positions(num_reqs, positions, seq_lens, requests, query_start, computed, m
         seq_lens[batch] = 0
 
 
-def prepare_pos_seq_lens(grid: Any, pos_ptr, seq_lens_ptr, idx_mapping_ptr, query_start_loc_ptr,
-                         num_computed_tokens_ptr, max_num_reqs, BLOCK_SIZE) -> None:
+def prepare_pos_seq_lens(
+    grid: Any,
+    pos_ptr,
+    seq_lens_ptr,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    num_computed_tokens_ptr,
+    max_num_reqs,
+    BLOCK_SIZE,
+) -> None:
     """Positions of the scheduled tokens and sequence lengths after this step, zero for padding."""
-    _positions(grid[0] - 1, memory(pos_ptr), memory(seq_lens_ptr), memory(idx_mapping_ptr),
-               memory(query_start_loc_ptr), memory(num_computed_tokens_ptr), max_num_reqs)
+    _positions(
+        grid[0] - 1,
+        memory(pos_ptr),
+        memory(seq_lens_ptr),
+        memory(idx_mapping_ptr),
+        memory(query_start_loc_ptr),
+        memory(num_computed_tokens_ptr),
+        max_num_reqs,
+    )
 
 
 @jit
-def _combine(num_reqs, input_ids, requests, last_sampled, query_start, seq_lens, prefill_lens, drafts, drafts_stride,
-             cu_logits, logits_indices, num_new, block):
+def _combine(
+    num_reqs,
+    input_ids,
+    requests,
+    last_sampled,
+    query_start,
+    seq_lens,
+    prefill_lens,
+    drafts,
+    drafts_stride,
+    cu_logits,
+    logits_indices,
+    num_new,
+    block,
+):
     for batch in range(num_reqs):
         request = np.int64(requests[batch])
         first = cu_logits[batch]
@@ -168,15 +288,37 @@ def _combine(num_reqs, input_ids, requests, last_sampled, query_start, seq_lens,
             input_ids[end - num_drafts + i] = drafts[request * drafts_stride + i]
 
 
-def combine_sampled_and_draft_tokens(grid: Any, input_ids_ptr, idx_mapping_ptr, last_sampled_tokens_ptr,
-                                     query_start_loc_ptr, seq_lens_ptr, prefill_len_ptr, draft_tokens_ptr,
-                                     draft_tokens_stride, cu_num_logits_ptr, logits_indices_ptr, BLOCK_SIZE,
-                                     NUM_NEW_SAMPLED_TOKENS=1) -> None:
+def combine_sampled_and_draft_tokens(
+    grid: Any,
+    input_ids_ptr,
+    idx_mapping_ptr,
+    last_sampled_tokens_ptr,
+    query_start_loc_ptr,
+    seq_lens_ptr,
+    prefill_len_ptr,
+    draft_tokens_ptr,
+    draft_tokens_stride,
+    cu_num_logits_ptr,
+    logits_indices_ptr,
+    BLOCK_SIZE,
+    NUM_NEW_SAMPLED_TOKENS=1,
+) -> None:
     """Put the last sampled token and the drafts into the input, and say which rows get logits."""
-    _combine(grid[0], memory(input_ids_ptr), memory(idx_mapping_ptr), memory(last_sampled_tokens_ptr),
-             memory(query_start_loc_ptr), memory(seq_lens_ptr), memory(prefill_len_ptr), memory(draft_tokens_ptr),
-             draft_tokens_stride, memory(cu_num_logits_ptr), memory(logits_indices_ptr), NUM_NEW_SAMPLED_TOKENS,
-             BLOCK_SIZE)
+    _combine(
+        grid[0],
+        memory(input_ids_ptr),
+        memory(idx_mapping_ptr),
+        memory(last_sampled_tokens_ptr),
+        memory(query_start_loc_ptr),
+        memory(seq_lens_ptr),
+        memory(prefill_len_ptr),
+        memory(draft_tokens_ptr),
+        draft_tokens_stride,
+        memory(cu_num_logits_ptr),
+        memory(logits_indices_ptr),
+        NUM_NEW_SAMPLED_TOKENS,
+        BLOCK_SIZE,
+    )
 
 
 @jit
@@ -189,16 +331,38 @@ def _sampled_and_rejected(num_reqs, num_sampled, num_rejected, seq_lens, cu_logi
             num_rejected[batch] = cu_logits[batch + 1] - cu_logits[batch] - num_sampled[batch]
 
 
-def get_num_sampled_and_rejected(grid: Any, num_sampled_ptr, num_rejected_ptr, seq_lens_ptr, cu_num_logits_ptr,
-                                 idx_mapping_ptr, prefill_len_ptr) -> None:
+def get_num_sampled_and_rejected(
+    grid: Any, num_sampled_ptr, num_rejected_ptr, seq_lens_ptr, cu_num_logits_ptr, idx_mapping_ptr, prefill_len_ptr
+) -> None:
     """Rejected drafts per request; a request in the middle of its prefill has sampled nothing."""
-    _sampled_and_rejected(grid[0], memory(num_sampled_ptr), memory(num_rejected_ptr), memory(seq_lens_ptr),
-                          memory(cu_num_logits_ptr), memory(idx_mapping_ptr), memory(prefill_len_ptr))
+    _sampled_and_rejected(
+        grid[0],
+        memory(num_sampled_ptr),
+        memory(num_rejected_ptr),
+        memory(seq_lens_ptr),
+        memory(cu_num_logits_ptr),
+        memory(idx_mapping_ptr),
+        memory(prefill_len_ptr),
+    )
 
 
 @jit
-def _update(num_reqs, requests, computed, last_sampled, counts, counts_stride, sampled, sampled_stride, num_sampled,
-            num_rejected, query_start, tokens, tokens_stride, total_len):
+def _update(
+    num_reqs,
+    requests,
+    computed,
+    last_sampled,
+    counts,
+    counts_stride,
+    sampled,
+    sampled_stride,
+    num_sampled,
+    num_rejected,
+    query_start,
+    tokens,
+    tokens_stride,
+    total_len,
+):
     for batch in range(num_reqs):
         request = np.int64(requests[batch])
         if request < 0:
@@ -216,17 +380,41 @@ def _update(num_reqs, requests, computed, last_sampled, counts, counts_stride, s
         computed[request] += length - num_rejected[batch]
 
 
-def post_update(grid: Any, idx_mapping_ptr, num_computed_tokens_ptr, last_sampled_tokens_ptr, output_bin_counts_ptr,
-                output_bin_counts_stride, sampled_tokens_ptr, sampled_tokens_stride, num_sampled_ptr,
-                num_rejected_ptr, query_start_loc_ptr, all_token_ids_ptr, all_token_ids_stride,
-                total_len_ptr) -> None:
+def post_update(
+    grid: Any,
+    idx_mapping_ptr,
+    num_computed_tokens_ptr,
+    last_sampled_tokens_ptr,
+    output_bin_counts_ptr,
+    output_bin_counts_stride,
+    sampled_tokens_ptr,
+    sampled_tokens_stride,
+    num_sampled_ptr,
+    num_rejected_ptr,
+    query_start_loc_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    total_len_ptr,
+) -> None:
     """Append the sampled tokens to their requests and move the computed length on."""
     counts = nothing() if output_bin_counts_ptr is None else memory(output_bin_counts_ptr)
     query_start = nothing() if query_start_loc_ptr is None else memory(query_start_loc_ptr)
-    _update(grid[0], memory(idx_mapping_ptr), memory(num_computed_tokens_ptr), memory(last_sampled_tokens_ptr),
-            counts, output_bin_counts_stride, memory(sampled_tokens_ptr), sampled_tokens_stride,
-            memory(num_sampled_ptr), memory(num_rejected_ptr), query_start, memory(all_token_ids_ptr),
-            all_token_ids_stride, memory(total_len_ptr))
+    _update(
+        grid[0],
+        memory(idx_mapping_ptr),
+        memory(num_computed_tokens_ptr),
+        memory(last_sampled_tokens_ptr),
+        counts,
+        output_bin_counts_stride,
+        memory(sampled_tokens_ptr),
+        sampled_tokens_stride,
+        memory(num_sampled_ptr),
+        memory(num_rejected_ptr),
+        query_start,
+        memory(all_token_ids_ptr),
+        all_token_ids_stride,
+        memory(total_len_ptr),
+    )
 
 
 @jit
@@ -235,8 +423,7 @@ def _advance(num_reqs, requests, computed, query_start):
         computed[requests[batch]] += query_start[batch + 1] - query_start[batch]
 
 
-def post_update_num_computed_tokens(grid: Any, idx_mapping_ptr, num_computed_tokens_ptr,
-                                    query_start_loc_ptr) -> None:
+def post_update_num_computed_tokens(grid: Any, idx_mapping_ptr, num_computed_tokens_ptr, query_start_loc_ptr) -> None:
     """Move the computed length on by the query length."""
     _advance(grid[0], memory(idx_mapping_ptr), memory(num_computed_tokens_ptr), memory(query_start_loc_ptr))
 
@@ -250,11 +437,18 @@ def _expand(num_reqs, requests, expanded, local, cu_logits, block):
             local[first + i] = i
 
 
-def expand_idx_mapping(grid: Any, idx_mapping_ptr, expanded_idx_mapping_ptr, expanded_local_pos_ptr,
-                       cu_num_logits_ptr, BLOCK_SIZE) -> None:
+def expand_idx_mapping(
+    grid: Any, idx_mapping_ptr, expanded_idx_mapping_ptr, expanded_local_pos_ptr, cu_num_logits_ptr, BLOCK_SIZE
+) -> None:
     """Request and position within the request of every logits row."""
-    _expand(grid[0], memory(idx_mapping_ptr), memory(expanded_idx_mapping_ptr), memory(expanded_local_pos_ptr),
-            memory(cu_num_logits_ptr), BLOCK_SIZE)
+    _expand(
+        grid[0],
+        memory(idx_mapping_ptr),
+        memory(expanded_idx_mapping_ptr),
+        memory(expanded_local_pos_ptr),
+        memory(cu_num_logits_ptr),
+        BLOCK_SIZE,
+    )
 
 
 KERNELS = {

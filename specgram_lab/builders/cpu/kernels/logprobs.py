@@ -22,11 +22,29 @@ def _log_softmax(rows, out, logits, stride, ids, ids_stride, count, vocab):
             out[row * count + i] = as_float(line[ids[row * ids_stride + i]]) - maximum - shift
 
 
-def topk_log_softmax(grid: Any, output_ptr, logits_ptr, logits_stride, topk_ids_ptr, topk_ids_stride, topk,
-                     vocab_size, BLOCK_SIZE, TOPK_BLOCK_SIZE) -> None:
+def topk_log_softmax(
+    grid: Any,
+    output_ptr,
+    logits_ptr,
+    logits_stride,
+    topk_ids_ptr,
+    topk_ids_stride,
+    topk,
+    vocab_size,
+    BLOCK_SIZE,
+    TOPK_BLOCK_SIZE,
+) -> None:
     """Log-probabilities of the listed tokens of every row."""
-    _log_softmax(grid[0], memory(output_ptr), memory(logits_ptr), logits_stride, memory(topk_ids_ptr),
-                 topk_ids_stride, topk, vocab_size)
+    _log_softmax(
+        grid[0],
+        memory(output_ptr),
+        memory(logits_ptr),
+        logits_stride,
+        memory(topk_ids_ptr),
+        topk_ids_stride,
+        topk,
+        vocab_size,
+    )
 
 
 @jit
@@ -46,13 +64,34 @@ def _ranks(rows, out, logits, stride, tokens, vocab, padded):
 
 def ranks(grid: Any, output_ptr, logits_ptr, logits_stride, token_ids_ptr, vocab_size, BLOCK_SIZE) -> None:
     """How many tokens of each row are at least as likely as the chosen one."""
-    _ranks(grid[0], memory(output_ptr), memory(logits_ptr), logits_stride, memory(token_ids_ptr), vocab_size,
-           -(-vocab_size // BLOCK_SIZE) * BLOCK_SIZE)
+    _ranks(
+        grid[0],
+        memory(output_ptr),
+        memory(logits_ptr),
+        logits_stride,
+        memory(token_ids_ptr),
+        vocab_size,
+        -(-vocab_size // BLOCK_SIZE) * BLOCK_SIZE,
+    )
 
 
 @jit
-def _fill(rows, out, out_stride, valid, valid_stride, sampled, topk, topk_stride, requests, counts, custom,
-          custom_stride, num_topk, columns):
+def _fill(
+    rows,
+    out,
+    out_stride,
+    valid,
+    valid_stride,
+    sampled,
+    topk,
+    topk_stride,
+    requests,
+    counts,
+    custom,
+    custom_stride,
+    num_topk,
+    columns,
+):
     for row in range(rows):
         request = np.int64(requests[row])
         out[row * out_stride] = sampled[row]
@@ -67,15 +106,39 @@ def _fill(rows, out, out_stride, valid, valid_stride, sampled, topk, topk_stride
                 valid[row * valid_stride + 1 + i] = 1
 
 
-def fill_logprob_token_ids(grid: Any, out_token_ids_ptr, out_token_ids_stride, out_valid_mask_ptr,
-                           out_valid_mask_stride, sampled_token_ids_ptr, topk_indices_ptr, topk_indices_stride,
-                           expanded_idx_mapping_ptr, num_per_req_token_ids_ptr, per_req_token_ids_ptr,
-                           per_req_token_ids_stride, NUM_TOPK, PADDED_COLS) -> None:
+def fill_logprob_token_ids(
+    grid: Any,
+    out_token_ids_ptr,
+    out_token_ids_stride,
+    out_valid_mask_ptr,
+    out_valid_mask_stride,
+    sampled_token_ids_ptr,
+    topk_indices_ptr,
+    topk_indices_stride,
+    expanded_idx_mapping_ptr,
+    num_per_req_token_ids_ptr,
+    per_req_token_ids_ptr,
+    per_req_token_ids_stride,
+    NUM_TOPK,
+    PADDED_COLS,
+) -> None:
     """The sampled token, then a request's own list of tokens or else the most likely ones."""
-    _fill(grid[0], memory(out_token_ids_ptr), out_token_ids_stride, memory(out_valid_mask_ptr),
-          out_valid_mask_stride, memory(sampled_token_ids_ptr), memory(topk_indices_ptr), topk_indices_stride,
-          memory(expanded_idx_mapping_ptr), memory(num_per_req_token_ids_ptr), memory(per_req_token_ids_ptr),
-          per_req_token_ids_stride, NUM_TOPK, PADDED_COLS)
+    _fill(
+        grid[0],
+        memory(out_token_ids_ptr),
+        out_token_ids_stride,
+        memory(out_valid_mask_ptr),
+        out_valid_mask_stride,
+        memory(sampled_token_ids_ptr),
+        memory(topk_indices_ptr),
+        topk_indices_stride,
+        memory(expanded_idx_mapping_ptr),
+        memory(num_per_req_token_ids_ptr),
+        memory(per_req_token_ids_ptr),
+        per_req_token_ids_stride,
+        NUM_TOPK,
+        PADDED_COLS,
+    )
 
 
 @jit
@@ -86,13 +149,26 @@ def _prompt_tokens(num_reqs, out, query_start, requests, computed, tokens, strid
             out[start + i] = tokens[request * stride + computed[request] + 1 + i]
 
 
-def prompt_logprobs_token_ids(grid: Any, prompt_logprobs_token_ids_ptr, query_start_loc_ptr, idx_mapping_ptr,
-                              num_computed_tokens_ptr, all_token_ids_ptr, all_token_ids_stride,
-                              BLOCK_SIZE) -> None:
+def prompt_logprobs_token_ids(
+    grid: Any,
+    prompt_logprobs_token_ids_ptr,
+    query_start_loc_ptr,
+    idx_mapping_ptr,
+    num_computed_tokens_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    BLOCK_SIZE,
+) -> None:
     """The token that follows each scheduled prompt token."""
-    _prompt_tokens(grid[0], memory(prompt_logprobs_token_ids_ptr), memory(query_start_loc_ptr),
-                   memory(idx_mapping_ptr), memory(num_computed_tokens_ptr), memory(all_token_ids_ptr),
-                   all_token_ids_stride)
+    _prompt_tokens(
+        grid[0],
+        memory(prompt_logprobs_token_ids_ptr),
+        memory(query_start_loc_ptr),
+        memory(idx_mapping_ptr),
+        memory(num_computed_tokens_ptr),
+        memory(all_token_ids_ptr),
+        all_token_ids_stride,
+    )
 
 
 @jit
@@ -111,8 +187,22 @@ def num_nans(grid: Any, logits_ptr, logits_stride, num_nans_ptr, vocab_size, BLO
 
 
 @jit
-def _compact(rows, logits, row_stride, column_stride, cu_logits, num_sampled, ids, ids_stride, packed,
-             packed_stride, counts, vocab, limit, per_request):
+def _compact(
+    rows,
+    logits,
+    row_stride,
+    column_stride,
+    cu_logits,
+    num_sampled,
+    ids,
+    ids_stride,
+    packed,
+    packed_stride,
+    counts,
+    vocab,
+    limit,
+    per_request,
+):
     for row in range(rows):
         request, slot = row // per_request, row % per_request
         if slot >= num_sampled[request]:
@@ -132,14 +222,40 @@ def _compact(rows, logits, row_stride, column_stride, cu_logits, num_sampled, id
         counts[row] = count
 
 
-def compact_sampling_mask(grid: Any, logits_ptr, logits_row_stride, logits_col_stride, cu_num_logits_ptr,
-                          num_sampled_tokens_ptr, token_ids_ptr, token_ids_row_stride, packed_mask_ptr,
-                          packed_mask_row_stride, counts_ptr, vocab_size, max_num_kept, ROWS_PER_REQUEST,
-                          BLOCK_SIZE) -> None:
+def compact_sampling_mask(
+    grid: Any,
+    logits_ptr,
+    logits_row_stride,
+    logits_col_stride,
+    cu_num_logits_ptr,
+    num_sampled_tokens_ptr,
+    token_ids_ptr,
+    token_ids_row_stride,
+    packed_mask_ptr,
+    packed_mask_row_stride,
+    counts_ptr,
+    vocab_size,
+    max_num_kept,
+    ROWS_PER_REQUEST,
+    BLOCK_SIZE,
+) -> None:
     """Tokens that sampling could have chosen: the first ids, all as bits, and their number."""
-    _compact(grid[0], memory(logits_ptr), logits_row_stride, logits_col_stride, memory(cu_num_logits_ptr),
-             memory(num_sampled_tokens_ptr), memory(token_ids_ptr), token_ids_row_stride, memory(packed_mask_ptr),
-             packed_mask_row_stride, memory(counts_ptr), vocab_size, max_num_kept, ROWS_PER_REQUEST)
+    _compact(
+        grid[0],
+        memory(logits_ptr),
+        logits_row_stride,
+        logits_col_stride,
+        memory(cu_num_logits_ptr),
+        memory(num_sampled_tokens_ptr),
+        memory(token_ids_ptr),
+        token_ids_row_stride,
+        memory(packed_mask_ptr),
+        packed_mask_row_stride,
+        memory(counts_ptr),
+        vocab_size,
+        max_num_kept,
+        ROWS_PER_REQUEST,
+    )
 
 
 _SAMPLE = "vllm.v1.worker.gpu.sample."

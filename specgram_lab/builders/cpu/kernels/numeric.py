@@ -62,8 +62,10 @@ def nothing(dtype: torch.dtype = torch.int32) -> np.ndarray:
     return _EMPTY[dtype]
 
 
-_EMPTY = {dtype: memory(torch.empty(0, dtype=dtype)) for dtype in (
-    torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.float64)}
+_EMPTY = {
+    dtype: memory(torch.empty(0, dtype=dtype))
+    for dtype in (torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.float64)
+}
 
 
 @intrinsic

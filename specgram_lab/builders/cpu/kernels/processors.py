@@ -23,8 +23,22 @@ def _float32_only(logits: torch.Tensor) -> np.ndarray:
 
 
 @jit
-def _penalties(rows, logits, stride, requests, tokens, local, repetition, frequency, presence, prompt_bits,
-               prompt_stride, counts, counts_stride, vocab):
+def _penalties(
+    rows,
+    logits,
+    stride,
+    requests,
+    tokens,
+    local,
+    repetition,
+    frequency,
+    presence,
+    prompt_bits,
+    prompt_stride,
+    counts,
+    counts_stride,
+    vocab,
+):
     drafted = np.zeros(vocab, np.int32)
     for row in range(rows):
         request = np.int64(requests[row])
@@ -51,20 +65,46 @@ def _penalties(rows, logits, stride, requests, tokens, local, repetition, freque
                 drafted[token] = 0
 
 
-def penalties(grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, token_ids_ptr, expanded_local_pos_ptr,
-              repetition_penalty_ptr, frequency_penalty_ptr, presence_penalty_ptr, prompt_bin_mask_ptr,
-              prompt_bin_mask_stride, output_bin_counts_ptr, output_bin_counts_stride, vocab_size,
-              BLOCK_SIZE) -> None:
+def penalties(
+    grid: Any,
+    logits_ptr,
+    logits_stride,
+    expanded_idx_mapping_ptr,
+    token_ids_ptr,
+    expanded_local_pos_ptr,
+    repetition_penalty_ptr,
+    frequency_penalty_ptr,
+    presence_penalty_ptr,
+    prompt_bin_mask_ptr,
+    prompt_bin_mask_stride,
+    output_bin_counts_ptr,
+    output_bin_counts_stride,
+    vocab_size,
+    BLOCK_SIZE,
+) -> None:
     """Repetition, frequency and presence penalties, counting the drafts before each row as output."""
-    _penalties(grid[0], _float32_only(logits_ptr), logits_stride, memory(expanded_idx_mapping_ptr),
-               memory(token_ids_ptr), memory(expanded_local_pos_ptr), memory(repetition_penalty_ptr),
-               memory(frequency_penalty_ptr), memory(presence_penalty_ptr), memory(prompt_bin_mask_ptr),
-               prompt_bin_mask_stride, memory(output_bin_counts_ptr), output_bin_counts_stride, vocab_size)
+    _penalties(
+        grid[0],
+        _float32_only(logits_ptr),
+        logits_stride,
+        memory(expanded_idx_mapping_ptr),
+        memory(token_ids_ptr),
+        memory(expanded_local_pos_ptr),
+        memory(repetition_penalty_ptr),
+        memory(frequency_penalty_ptr),
+        memory(presence_penalty_ptr),
+        memory(prompt_bin_mask_ptr),
+        prompt_bin_mask_stride,
+        memory(output_bin_counts_ptr),
+        output_bin_counts_stride,
+        vocab_size,
+    )
 
 
 @jit
-def _bincount(rows, requests, tokens, stride, prompt_lens, prefill_lens, prompt_bits, prompt_stride, counts,
-              counts_stride):
+def _bincount(
+    rows, requests, tokens, stride, prompt_lens, prefill_lens, prompt_bits, prompt_stride, counts, counts_stride
+):
     for row in range(rows):
         request = np.int64(requests[row])
         for i in range(prefill_lens[request]):
@@ -76,18 +116,57 @@ def _bincount(rows, requests, tokens, stride, prompt_lens, prefill_lens, prompt_
                 counts[request * counts_stride + token] += 1
 
 
-def bincount(grid: Any, expanded_idx_mapping_ptr, all_token_ids_ptr, all_token_ids_stride, prompt_len_ptr,
-             prefill_len_ptr, prompt_bin_mask_ptr, prompt_bin_mask_stride, output_bin_counts_ptr,
-             output_bin_counts_stride, BLOCK_SIZE) -> None:
+def bincount(
+    grid: Any,
+    expanded_idx_mapping_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    prompt_len_ptr,
+    prefill_len_ptr,
+    prompt_bin_mask_ptr,
+    prompt_bin_mask_stride,
+    output_bin_counts_ptr,
+    output_bin_counts_stride,
+    BLOCK_SIZE,
+) -> None:
     """Mark the tokens of the prompt and count those of an output that is already there."""
-    _bincount(grid[0], memory(expanded_idx_mapping_ptr), memory(all_token_ids_ptr), all_token_ids_stride,
-              memory(prompt_len_ptr), memory(prefill_len_ptr), memory(prompt_bin_mask_ptr), prompt_bin_mask_stride,
-              memory(output_bin_counts_ptr), output_bin_counts_stride)
+    _bincount(
+        grid[0],
+        memory(expanded_idx_mapping_ptr),
+        memory(all_token_ids_ptr),
+        all_token_ids_stride,
+        memory(prompt_len_ptr),
+        memory(prefill_len_ptr),
+        memory(prompt_bin_mask_ptr),
+        prompt_bin_mask_stride,
+        memory(output_bin_counts_ptr),
+        output_bin_counts_stride,
+    )
 
 
 @jit
-def _bias(rows, logits, stride, vocab, requests, num_allowed, allowed, allowed_stride, num_bias, bias_ids,
-          bias_ids_stride, bias, bias_stride, positions, min_lens, num_stop, restore, stop_ids, stop_stride, check):
+def _bias(
+    rows,
+    logits,
+    stride,
+    vocab,
+    requests,
+    num_allowed,
+    allowed,
+    allowed_stride,
+    num_bias,
+    bias_ids,
+    bias_ids_stride,
+    bias,
+    bias_stride,
+    positions,
+    min_lens,
+    num_stop,
+    restore,
+    stop_ids,
+    stop_stride,
+    check,
+):
     for row in range(rows):
         request = np.int64(requests[row])
         line = logits[row * stride : row * stride + vocab]
@@ -129,23 +208,73 @@ def _bias(rows, logits, stride, vocab, requests, num_allowed, allowed, allowed_s
                         line[stop_ids[base + i]] = kept[i]
 
 
-def bias(grid: Any, logits_ptr, logits_stride, vocab_size, expanded_idx_mapping_ptr, num_allowed_token_ids_ptr,
-         allowed_token_ids_ptr, allowed_token_ids_stride, num_logit_bias_ptr, bias_token_ids_ptr,
-         bias_token_ids_stride, bias_ptr, bias_stride, pos_ptr, min_lens_ptr, num_stop_token_ids_ptr,
-         restore_when_all_masked_ptr, stop_token_ids_ptr, stop_token_ids_stride, BLOCK_SIZE, LOGITS_BLOCK_SIZE,
-         CHECK_ALL_MASKED_ROWS) -> None:
+def bias(
+    grid: Any,
+    logits_ptr,
+    logits_stride,
+    vocab_size,
+    expanded_idx_mapping_ptr,
+    num_allowed_token_ids_ptr,
+    allowed_token_ids_ptr,
+    allowed_token_ids_stride,
+    num_logit_bias_ptr,
+    bias_token_ids_ptr,
+    bias_token_ids_stride,
+    bias_ptr,
+    bias_stride,
+    pos_ptr,
+    min_lens_ptr,
+    num_stop_token_ids_ptr,
+    restore_when_all_masked_ptr,
+    stop_token_ids_ptr,
+    stop_token_ids_stride,
+    BLOCK_SIZE,
+    LOGITS_BLOCK_SIZE,
+    CHECK_ALL_MASKED_ROWS,
+) -> None:
     """Allowed tokens, logit bias, and no stop token before the minimum length."""
-    _bias(grid[0], _float32_only(logits_ptr), logits_stride, vocab_size, memory(expanded_idx_mapping_ptr),
-          memory(num_allowed_token_ids_ptr), memory(allowed_token_ids_ptr), allowed_token_ids_stride,
-          memory(num_logit_bias_ptr), memory(bias_token_ids_ptr), bias_token_ids_stride, memory(bias_ptr),
-          bias_stride, memory(pos_ptr), memory(min_lens_ptr), memory(num_stop_token_ids_ptr),
-          memory(restore_when_all_masked_ptr), memory(stop_token_ids_ptr), stop_token_ids_stride,
-          bool(CHECK_ALL_MASKED_ROWS))
+    _bias(
+        grid[0],
+        _float32_only(logits_ptr),
+        logits_stride,
+        vocab_size,
+        memory(expanded_idx_mapping_ptr),
+        memory(num_allowed_token_ids_ptr),
+        memory(allowed_token_ids_ptr),
+        allowed_token_ids_stride,
+        memory(num_logit_bias_ptr),
+        memory(bias_token_ids_ptr),
+        bias_token_ids_stride,
+        memory(bias_ptr),
+        bias_stride,
+        memory(pos_ptr),
+        memory(min_lens_ptr),
+        memory(num_stop_token_ids_ptr),
+        memory(restore_when_all_masked_ptr),
+        memory(stop_token_ids_ptr),
+        stop_token_ids_stride,
+        bool(CHECK_ALL_MASKED_ROWS),
+    )
 
 
 @jit
-def _bad_words(rows, logits, stride, requests, words, words_stride, offsets, offsets_stride, num_words, tokens,
-               tokens_stride, prompt_lens, total_lens, input_ids, local):
+def _bad_words(
+    rows,
+    logits,
+    stride,
+    requests,
+    words,
+    words_stride,
+    offsets,
+    offsets_stride,
+    num_words,
+    tokens,
+    tokens_stride,
+    prompt_lens,
+    total_lens,
+    input_ids,
+    local,
+):
     for row in range(rows):
         request, ahead = np.int64(requests[row]), np.int64(local[row])
         written = np.int64(total_lens[request]) - np.int64(prompt_lens[request])
@@ -170,15 +299,41 @@ def _bad_words(rows, logits, stride, requests, words, words_stride, offsets, off
                 logits[row * stride + words[request * words_stride + end - 1]] = -np.inf
 
 
-def bad_words(grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, bad_word_token_ids_ptr,
-              bad_word_token_ids_stride, bad_word_offsets_ptr, bad_word_offsets_stride, num_bad_words_ptr,
-              all_token_ids_ptr, all_token_ids_stride, prompt_len_ptr, total_len_ptr, input_ids_ptr,
-              expanded_local_pos_ptr) -> None:
+def bad_words(
+    grid: Any,
+    logits_ptr,
+    logits_stride,
+    expanded_idx_mapping_ptr,
+    bad_word_token_ids_ptr,
+    bad_word_token_ids_stride,
+    bad_word_offsets_ptr,
+    bad_word_offsets_stride,
+    num_bad_words_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    prompt_len_ptr,
+    total_len_ptr,
+    input_ids_ptr,
+    expanded_local_pos_ptr,
+) -> None:
     """Mask the last token of every bad word whose other tokens were just written or drafted."""
-    _bad_words(grid[0], _float32_only(logits_ptr), logits_stride, memory(expanded_idx_mapping_ptr),
-               memory(bad_word_token_ids_ptr), bad_word_token_ids_stride, memory(bad_word_offsets_ptr),
-               bad_word_offsets_stride, memory(num_bad_words_ptr), memory(all_token_ids_ptr), all_token_ids_stride,
-               memory(prompt_len_ptr), memory(total_len_ptr), memory(input_ids_ptr), memory(expanded_local_pos_ptr))
+    _bad_words(
+        grid[0],
+        _float32_only(logits_ptr),
+        logits_stride,
+        memory(expanded_idx_mapping_ptr),
+        memory(bad_word_token_ids_ptr),
+        bad_word_token_ids_stride,
+        memory(bad_word_offsets_ptr),
+        bad_word_offsets_stride,
+        memory(num_bad_words_ptr),
+        memory(all_token_ids_ptr),
+        all_token_ids_stride,
+        memory(prompt_len_ptr),
+        memory(total_len_ptr),
+        memory(input_ids_ptr),
+        memory(expanded_local_pos_ptr),
+    )
 
 
 @jit
@@ -192,11 +347,27 @@ def _replay(num_reqs, sampled, requests, trace, trace_stride, trace_len, total_l
             sampled[batch] = trace[request * trace_stride + step]
 
 
-def trace_replay(grid: Any, sampled_ptr, idx_mapping_ptr, trace_token_ids_ptr, trace_token_ids_stride, trace_len_ptr,
-                 total_len_ptr, prompt_len_ptr) -> None:
+def trace_replay(
+    grid: Any,
+    sampled_ptr,
+    idx_mapping_ptr,
+    trace_token_ids_ptr,
+    trace_token_ids_stride,
+    trace_len_ptr,
+    total_len_ptr,
+    prompt_len_ptr,
+) -> None:
     """Replace sampled tokens by those of a request's recorded trace."""
-    _replay(grid[0], memory(sampled_ptr), memory(idx_mapping_ptr), memory(trace_token_ids_ptr),
-            trace_token_ids_stride, memory(trace_len_ptr), memory(total_len_ptr), memory(prompt_len_ptr))
+    _replay(
+        grid[0],
+        memory(sampled_ptr),
+        memory(idx_mapping_ptr),
+        memory(trace_token_ids_ptr),
+        trace_token_ids_stride,
+        memory(trace_len_ptr),
+        memory(total_len_ptr),
+        memory(prompt_len_ptr),
+    )
 
 
 @jit
@@ -208,11 +379,18 @@ def _zero(addresses, strides, sizes, blocks, num_blocks, segments):
             words[base : base + np.int64(sizes[segment])] = 0
 
 
-def zero_kv_blocks(grid: Any, seg_addrs_ptr, seg_block_strides_ptr, seg_page_sizes_ptr, block_ids_ptr,
-                   BLOCK_SIZE) -> None:
+def zero_kv_blocks(
+    grid: Any, seg_addrs_ptr, seg_block_strides_ptr, seg_page_sizes_ptr, block_ids_ptr, BLOCK_SIZE
+) -> None:
     """Clear KV-cache blocks in every segment of the cache."""
-    _zero(memory(seg_addrs_ptr), memory(seg_block_strides_ptr), memory(seg_page_sizes_ptr), memory(block_ids_ptr),
-          grid[0], grid[1])
+    _zero(
+        memory(seg_addrs_ptr),
+        memory(seg_block_strides_ptr),
+        memory(seg_page_sizes_ptr),
+        memory(block_ids_ptr),
+        grid[0],
+        grid[1],
+    )
 
 
 _SAMPLE = "vllm.v1.worker.gpu.sample."

@@ -37,9 +37,32 @@ WHOLE_TARGET, WITHOUT_DRAFT_TOKEN, DRAFT_RESIDUAL = 0, 1, 2
 
 
 @jit
-def _stats(rows, blocks, block_size, argmax, argmax_stride, t_max, t_max_stride, t_sum, t_sum_stride, d_max,
-           d_max_stride, d_sum, d_sum_stride, target, target_stride, draft, draft_stride_0, draft_stride_1, requests,
-           local, temperatures, vocab, steps, has_draft):
+def _stats(
+    rows,
+    blocks,
+    block_size,
+    argmax,
+    argmax_stride,
+    t_max,
+    t_max_stride,
+    t_sum,
+    t_sum_stride,
+    d_max,
+    d_max_stride,
+    d_sum,
+    d_sum_stride,
+    target,
+    target_stride,
+    draft,
+    draft_stride_0,
+    draft_stride_1,
+    requests,
+    local,
+    temperatures,
+    vocab,
+    steps,
+    has_draft,
+):
     one = np.float32(1.0)
     for row in range(rows):
         step = np.int64(local[row])
@@ -66,22 +89,59 @@ def _stats(rows, blocks, block_size, argmax, argmax_stride, t_max, t_max_stride,
 
 
 def compute_local_logits_stats(
-    grid: Any, target_local_argmax_ptr, target_local_argmax_stride, target_local_max_ptr, target_local_max_stride,
-    target_local_sumexp_ptr, target_local_sumexp_stride, draft_local_max_ptr, draft_local_max_stride,
-    draft_local_sumexp_ptr, draft_local_sumexp_stride, target_logits_ptr, target_logits_stride, draft_logits_ptr,
-    draft_logits_stride_0, draft_logits_stride_1, expanded_idx_mapping_ptr, expanded_local_pos_ptr, temp_ptr,
-    vocab_size, num_speculative_steps, BLOCK_SIZE, HAS_DRAFT_LOGITS,
+    grid: Any,
+    target_local_argmax_ptr,
+    target_local_argmax_stride,
+    target_local_max_ptr,
+    target_local_max_stride,
+    target_local_sumexp_ptr,
+    target_local_sumexp_stride,
+    draft_local_max_ptr,
+    draft_local_max_stride,
+    draft_local_sumexp_ptr,
+    draft_local_sumexp_stride,
+    target_logits_ptr,
+    target_logits_stride,
+    draft_logits_ptr,
+    draft_logits_stride_0,
+    draft_logits_stride_1,
+    expanded_idx_mapping_ptr,
+    expanded_local_pos_ptr,
+    temp_ptr,
+    vocab_size,
+    num_speculative_steps,
+    BLOCK_SIZE,
+    HAS_DRAFT_LOGITS,
 ) -> None:
     """Per block of the vocabulary: argmax for greedy rows, maximum and sum of exponentials for the others."""
     target = memory(target_logits_ptr)
     draft = memory(draft_logits_ptr) if HAS_DRAFT_LOGITS else target[:0]
-    _stats(grid[0], grid[1], BLOCK_SIZE, memory(target_local_argmax_ptr), target_local_argmax_stride,
-           memory(target_local_max_ptr), target_local_max_stride, memory(target_local_sumexp_ptr),
-           target_local_sumexp_stride, memory(draft_local_max_ptr), draft_local_max_stride,
-           memory(draft_local_sumexp_ptr), draft_local_sumexp_stride, target, target_logits_stride, draft,
-           draft_logits_stride_0, draft_logits_stride_1, memory(expanded_idx_mapping_ptr),
-           memory(expanded_local_pos_ptr), memory(temp_ptr), vocab_size, num_speculative_steps,
-           bool(HAS_DRAFT_LOGITS))
+    _stats(
+        grid[0],
+        grid[1],
+        BLOCK_SIZE,
+        memory(target_local_argmax_ptr),
+        target_local_argmax_stride,
+        memory(target_local_max_ptr),
+        target_local_max_stride,
+        memory(target_local_sumexp_ptr),
+        target_local_sumexp_stride,
+        memory(draft_local_max_ptr),
+        draft_local_max_stride,
+        memory(draft_local_sumexp_ptr),
+        draft_local_sumexp_stride,
+        target,
+        target_logits_stride,
+        draft,
+        draft_logits_stride_0,
+        draft_logits_stride_1,
+        memory(expanded_idx_mapping_ptr),
+        memory(expanded_local_pos_ptr),
+        memory(temp_ptr),
+        vocab_size,
+        num_speculative_steps,
+        bool(HAS_DRAFT_LOGITS),
+    )
 
 
 @numba.njit(inline="always")
@@ -109,10 +169,43 @@ def _target_argmax(maxima, max_stride, argmax, argmax_stride, row, blocks):
 
 
 @jit
-def _reject(num_reqs, sampled, sampled_stride, accepted_steps, t_lse_out, d_lse_out, target, target_stride, argmax,
-            argmax_stride, t_max, t_max_stride, t_sum, t_sum_stride, drafted, draft, draft_stride_0, draft_stride_1,
-            d_max, d_max_stride, d_sum, d_sum_stride, cu_logits, requests, temperatures, seeds, positions, rates,
-            log_p, mass, mass_stride, blocks, has_draft, synthetic, by_block):
+def _reject(
+    num_reqs,
+    sampled,
+    sampled_stride,
+    accepted_steps,
+    t_lse_out,
+    d_lse_out,
+    target,
+    target_stride,
+    argmax,
+    argmax_stride,
+    t_max,
+    t_max_stride,
+    t_sum,
+    t_sum_stride,
+    drafted,
+    draft,
+    draft_stride_0,
+    draft_stride_1,
+    d_max,
+    d_max_stride,
+    d_sum,
+    d_sum_stride,
+    cu_logits,
+    requests,
+    temperatures,
+    seeds,
+    positions,
+    rates,
+    log_p,
+    mass,
+    mass_stride,
+    blocks,
+    has_draft,
+    synthetic,
+    by_block,
+):
     for batch in range(num_reqs):
         request, first = np.int64(requests[batch]), np.int64(cu_logits[batch])
         num_drafts = np.int64(cu_logits[batch + 1]) - first - 1
@@ -173,31 +266,82 @@ def _reject(num_reqs, sampled, sampled_stride, accepted_steps, t_lse_out, d_lse_
 
 
 def rejection(
-    grid: Any, sampled_ptr, sampled_stride, rejected_steps_ptr, target_rejected_logsumexp_ptr,
-    draft_rejected_logsumexp_ptr, target_logits_ptr, target_logits_stride, target_local_argmax_ptr,
-    target_local_argmax_stride, target_local_max_ptr, target_local_max_stride, target_local_sumexp_ptr,
-    target_local_sumexp_stride, draft_sampled_ptr, draft_logits_ptr, draft_logits_stride_0, draft_logits_stride_1,
-    draft_local_max_ptr, draft_local_max_stride, draft_local_sumexp_ptr, draft_local_sumexp_stride,
-    cu_num_logits_ptr, idx_mapping_ptr, temp_ptr, seed_ptr, pos_ptr, synthetic_conditional_rates_ptr,
-    cumulative_log_p_ptr, local_residual_mass_ptr, local_residual_mass_stride, vocab_num_blocks,
-    PADDED_VOCAB_NUM_BLOCKS, HAS_DRAFT_LOGITS, SYNTHETIC_MODE, USE_BLOCK_VERIFICATION,
+    grid: Any,
+    sampled_ptr,
+    sampled_stride,
+    rejected_steps_ptr,
+    target_rejected_logsumexp_ptr,
+    draft_rejected_logsumexp_ptr,
+    target_logits_ptr,
+    target_logits_stride,
+    target_local_argmax_ptr,
+    target_local_argmax_stride,
+    target_local_max_ptr,
+    target_local_max_stride,
+    target_local_sumexp_ptr,
+    target_local_sumexp_stride,
+    draft_sampled_ptr,
+    draft_logits_ptr,
+    draft_logits_stride_0,
+    draft_logits_stride_1,
+    draft_local_max_ptr,
+    draft_local_max_stride,
+    draft_local_sumexp_ptr,
+    draft_local_sumexp_stride,
+    cu_num_logits_ptr,
+    idx_mapping_ptr,
+    temp_ptr,
+    seed_ptr,
+    pos_ptr,
+    synthetic_conditional_rates_ptr,
+    cumulative_log_p_ptr,
+    local_residual_mass_ptr,
+    local_residual_mass_stride,
+    vocab_num_blocks,
+    PADDED_VOCAB_NUM_BLOCKS,
+    HAS_DRAFT_LOGITS,
+    SYNTHETIC_MODE,
+    USE_BLOCK_VERIFICATION,
 ) -> None:
     """Accept each request's drafts up to the first rejection (or the longest accepted block)."""
     target = memory(target_logits_ptr)
     absent = nothing(torch.float32)
     _reject(
-        grid[0], memory(sampled_ptr), sampled_stride, memory(rejected_steps_ptr),
-        memory(target_rejected_logsumexp_ptr), memory(draft_rejected_logsumexp_ptr), target, target_logits_stride,
-        memory(target_local_argmax_ptr), target_local_argmax_stride, memory(target_local_max_ptr),
-        target_local_max_stride, memory(target_local_sumexp_ptr), target_local_sumexp_stride,
-        memory(draft_sampled_ptr), memory(draft_logits_ptr) if HAS_DRAFT_LOGITS else target[:0],
-        draft_logits_stride_0, draft_logits_stride_1, memory(draft_local_max_ptr), draft_local_max_stride,
-        memory(draft_local_sumexp_ptr), draft_local_sumexp_stride, memory(cu_num_logits_ptr),
-        memory(idx_mapping_ptr), memory(temp_ptr), memory(seed_ptr), memory(pos_ptr),
+        grid[0],
+        memory(sampled_ptr),
+        sampled_stride,
+        memory(rejected_steps_ptr),
+        memory(target_rejected_logsumexp_ptr),
+        memory(draft_rejected_logsumexp_ptr),
+        target,
+        target_logits_stride,
+        memory(target_local_argmax_ptr),
+        target_local_argmax_stride,
+        memory(target_local_max_ptr),
+        target_local_max_stride,
+        memory(target_local_sumexp_ptr),
+        target_local_sumexp_stride,
+        memory(draft_sampled_ptr),
+        memory(draft_logits_ptr) if HAS_DRAFT_LOGITS else target[:0],
+        draft_logits_stride_0,
+        draft_logits_stride_1,
+        memory(draft_local_max_ptr),
+        draft_local_max_stride,
+        memory(draft_local_sumexp_ptr),
+        draft_local_sumexp_stride,
+        memory(cu_num_logits_ptr),
+        memory(idx_mapping_ptr),
+        memory(temp_ptr),
+        memory(seed_ptr),
+        memory(pos_ptr),
         memory(synthetic_conditional_rates_ptr) if SYNTHETIC_MODE else absent,
         memory(cumulative_log_p_ptr) if USE_BLOCK_VERIFICATION else absent,
-        absent if local_residual_mass_ptr is None else memory(local_residual_mass_ptr), local_residual_mass_stride,
-        vocab_num_blocks, bool(HAS_DRAFT_LOGITS), bool(SYNTHETIC_MODE), bool(USE_BLOCK_VERIFICATION),
+        absent if local_residual_mass_ptr is None else memory(local_residual_mass_ptr),
+        local_residual_mass_stride,
+        vocab_num_blocks,
+        bool(HAS_DRAFT_LOGITS),
+        bool(SYNTHETIC_MODE),
+        bool(USE_BLOCK_VERIFICATION),
     )
 
 
@@ -249,9 +393,34 @@ def _residual_argmax64(target, draft, start, stop, mode, excluded, t_lse, d_lse,
 
 
 @jit
-def _resample(num_reqs, blocks, block_size, argmax, argmax_stride, maxima, max_stride, target, target_stride, t_lse,
-              draft, draft_stride_0, draft_stride_1, d_lse, steps, cu_logits, requests, drafted, temperatures, seeds,
-              positions, log_p, vocab, has_draft, double, by_block):
+def _resample(
+    num_reqs,
+    blocks,
+    block_size,
+    argmax,
+    argmax_stride,
+    maxima,
+    max_stride,
+    target,
+    target_stride,
+    t_lse,
+    draft,
+    draft_stride_0,
+    draft_stride_1,
+    d_lse,
+    steps,
+    cu_logits,
+    requests,
+    drafted,
+    temperatures,
+    seeds,
+    positions,
+    log_p,
+    vocab,
+    has_draft,
+    double,
+    by_block,
+):
     for batch in range(num_reqs):
         step = np.int64(steps[batch])
         row = np.int64(cu_logits[batch]) + step
@@ -278,44 +447,114 @@ def _resample(num_reqs, blocks, block_size, argmax, argmax_stride, maxima, max_s
                 value, index = block_argmax(line, start, stop)
                 maxima[batch * max_stride + block] = value
             elif double:
-                wide, index = _residual_argmax64(line, proposal, start, stop, mode, excluded, t_lse[batch],
-                                                 d_lse[batch], shift, temperature, prefix, second)
+                wide, index = _residual_argmax64(
+                    line,
+                    proposal,
+                    start,
+                    stop,
+                    mode,
+                    excluded,
+                    t_lse[batch],
+                    d_lse[batch],
+                    shift,
+                    temperature,
+                    prefix,
+                    second,
+                )
                 maxima[batch * max_stride + block] = wide
             else:
-                value, index = _residual_argmax32(line, proposal, start, stop, mode, excluded, t_lse[batch],
-                                                  d_lse[batch], shift, temperature, prefix)
+                value, index = _residual_argmax32(
+                    line, proposal, start, stop, mode, excluded, t_lse[batch], d_lse[batch], shift, temperature, prefix
+                )
                 maxima[batch * max_stride + block] = value
             argmax[batch * argmax_stride + block] = start + index
 
 
 def resample(
-    grid: Any, resampled_local_argmax_ptr, resampled_local_argmax_stride, resampled_local_max_ptr,
-    resampled_local_max_stride, target_logits_ptr, target_logits_stride, target_rejected_logsumexp_ptr,
-    draft_logits_ptr, draft_logits_stride_0, draft_logits_stride_1, draft_rejected_logsumexp_ptr,
-    rejected_step_ptr, cu_num_logits_ptr, expanded_idx_mapping_ptr, draft_sampled_ptr, temp_ptr, seed_ptr, pos_ptr,
-    cumulative_log_p_ptr, contexts_ptr, contexts_stride, watermarking_ptr, watermarking_skip_mask_ptr,
-    watermark_key_0, watermark_key_1, vocab_size, BLOCK_SIZE, HAS_DRAFT_LOGITS, USE_FP64, USE_BLOCK_VERIFICATION,
-    CONTEXT_WIDTH, WATERMARK, DEDUPLICATE_CONTEXTS,
+    grid: Any,
+    resampled_local_argmax_ptr,
+    resampled_local_argmax_stride,
+    resampled_local_max_ptr,
+    resampled_local_max_stride,
+    target_logits_ptr,
+    target_logits_stride,
+    target_rejected_logsumexp_ptr,
+    draft_logits_ptr,
+    draft_logits_stride_0,
+    draft_logits_stride_1,
+    draft_rejected_logsumexp_ptr,
+    rejected_step_ptr,
+    cu_num_logits_ptr,
+    expanded_idx_mapping_ptr,
+    draft_sampled_ptr,
+    temp_ptr,
+    seed_ptr,
+    pos_ptr,
+    cumulative_log_p_ptr,
+    contexts_ptr,
+    contexts_stride,
+    watermarking_ptr,
+    watermarking_skip_mask_ptr,
+    watermark_key_0,
+    watermark_key_1,
+    vocab_size,
+    BLOCK_SIZE,
+    HAS_DRAFT_LOGITS,
+    USE_FP64,
+    USE_BLOCK_VERIFICATION,
+    CONTEXT_WIDTH,
+    WATERMARK,
+    DEDUPLICATE_CONTEXTS,
 ) -> None:
     """Draw the token after the accepted drafts, block by block of the vocabulary."""
     if WATERMARK:
         raise Interpreted("watermarked sampling is not covered by the native kernels")
     target = memory(target_logits_ptr)
     _resample(
-        grid[0], grid[1], BLOCK_SIZE, memory(resampled_local_argmax_ptr), resampled_local_argmax_stride,
-        memory(resampled_local_max_ptr), resampled_local_max_stride, target, target_logits_stride,
-        memory(target_rejected_logsumexp_ptr), memory(draft_logits_ptr) if HAS_DRAFT_LOGITS else target[:0],
-        draft_logits_stride_0, draft_logits_stride_1, memory(draft_rejected_logsumexp_ptr),
-        memory(rejected_step_ptr), memory(cu_num_logits_ptr), memory(expanded_idx_mapping_ptr),
-        memory(draft_sampled_ptr), memory(temp_ptr), memory(seed_ptr), memory(pos_ptr),
-        memory(cumulative_log_p_ptr) if USE_BLOCK_VERIFICATION else nothing(torch.float32), vocab_size,
-        bool(HAS_DRAFT_LOGITS), bool(USE_FP64), bool(USE_BLOCK_VERIFICATION),
+        grid[0],
+        grid[1],
+        BLOCK_SIZE,
+        memory(resampled_local_argmax_ptr),
+        resampled_local_argmax_stride,
+        memory(resampled_local_max_ptr),
+        resampled_local_max_stride,
+        target,
+        target_logits_stride,
+        memory(target_rejected_logsumexp_ptr),
+        memory(draft_logits_ptr) if HAS_DRAFT_LOGITS else target[:0],
+        draft_logits_stride_0,
+        draft_logits_stride_1,
+        memory(draft_rejected_logsumexp_ptr),
+        memory(rejected_step_ptr),
+        memory(cu_num_logits_ptr),
+        memory(expanded_idx_mapping_ptr),
+        memory(draft_sampled_ptr),
+        memory(temp_ptr),
+        memory(seed_ptr),
+        memory(pos_ptr),
+        memory(cumulative_log_p_ptr) if USE_BLOCK_VERIFICATION else nothing(torch.float32),
+        vocab_size,
+        bool(HAS_DRAFT_LOGITS),
+        bool(USE_FP64),
+        bool(USE_BLOCK_VERIFICATION),
     )
 
 
 @jit
-def _insert(num_reqs, sampled, sampled_stride, num_sampled, argmax, argmax_stride, maxima, max_stride, blocks,
-            cu_logits, requests, temperatures):
+def _insert(
+    num_reqs,
+    sampled,
+    sampled_stride,
+    num_sampled,
+    argmax,
+    argmax_stride,
+    maxima,
+    max_stride,
+    blocks,
+    cu_logits,
+    requests,
+    temperatures,
+):
     for batch in range(num_reqs):
         count = np.int64(num_sampled[batch])
         row = np.int64(cu_logits[batch]) + count
@@ -330,15 +569,36 @@ def _insert(num_reqs, sampled, sampled_stride, num_sampled, argmax, argmax_strid
         sampled[batch * sampled_stride + count] = argmax[batch * argmax_stride + where]
 
 
-def insert_resampled(grid: Any, sampled_ptr, sampled_stride, num_sampled_ptr, resampled_local_argmax_ptr,
-                     resampled_local_argmax_stride, resampled_local_max_ptr, resampled_local_max_stride,
-                     resample_num_blocks, cu_num_logits_ptr, expanded_idx_mapping_ptr, temp_ptr,
-                     PADDED_RESAMPLE_NUM_BLOCKS) -> None:
+def insert_resampled(
+    grid: Any,
+    sampled_ptr,
+    sampled_stride,
+    num_sampled_ptr,
+    resampled_local_argmax_ptr,
+    resampled_local_argmax_stride,
+    resampled_local_max_ptr,
+    resampled_local_max_stride,
+    resample_num_blocks,
+    cu_num_logits_ptr,
+    expanded_idx_mapping_ptr,
+    temp_ptr,
+    PADDED_RESAMPLE_NUM_BLOCKS,
+) -> None:
     """Append the winner over all blocks to each request's accepted drafts."""
-    _insert(grid[0], memory(sampled_ptr), sampled_stride, memory(num_sampled_ptr),
-            memory(resampled_local_argmax_ptr), resampled_local_argmax_stride, memory(resampled_local_max_ptr),
-            resampled_local_max_stride, resample_num_blocks, memory(cu_num_logits_ptr),
-            memory(expanded_idx_mapping_ptr), memory(temp_ptr))
+    _insert(
+        grid[0],
+        memory(sampled_ptr),
+        sampled_stride,
+        memory(num_sampled_ptr),
+        memory(resampled_local_argmax_ptr),
+        resampled_local_argmax_stride,
+        memory(resampled_local_max_ptr),
+        resampled_local_max_stride,
+        resample_num_blocks,
+        memory(cu_num_logits_ptr),
+        memory(expanded_idx_mapping_ptr),
+        memory(temp_ptr),
+    )
 
 
 _UTILS = "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils."

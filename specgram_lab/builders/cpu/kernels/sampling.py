@@ -45,13 +45,20 @@ def _temperature(logits, stride, requests, temperatures, vocab, rows):
             logits[i] = logits[i] / temperature
 
 
-def temperature(grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, temperature_ptr, vocab_size,
-                BLOCK_SIZE) -> None:
+def temperature(
+    grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, temperature_ptr, vocab_size, BLOCK_SIZE
+) -> None:
     """Divide float32 logits by their request's temperature, in place."""
     if logits_ptr.dtype is not torch.float32:
         raise Interpreted("only float32 logits are scaled natively")
-    _temperature(memory(logits_ptr), logits_stride, memory(expanded_idx_mapping_ptr), memory(temperature_ptr),
-                 vocab_size, grid[0])
+    _temperature(
+        memory(logits_ptr),
+        logits_stride,
+        memory(expanded_idx_mapping_ptr),
+        memory(temperature_ptr),
+        vocab_size,
+        grid[0],
+    )
 
 
 @jit
@@ -92,9 +99,32 @@ def noised_argmax64(row, start, stop, divisor, prefix, second_prefix):
 
 
 @jit
-def _gumbel(rows, blocks, argmax, argmax_stride, maxima, max_stride, cache, cache_stride_0, cache_stride_1, columns,
-            source, source_stride, logits, stride, requests, seeds, positions, temperatures, vocab, block_size,
-            drafting, scaled, double, column_per_row):
+def _gumbel(
+    rows,
+    blocks,
+    argmax,
+    argmax_stride,
+    maxima,
+    max_stride,
+    cache,
+    cache_stride_0,
+    cache_stride_1,
+    columns,
+    source,
+    source_stride,
+    logits,
+    stride,
+    requests,
+    seeds,
+    positions,
+    temperatures,
+    vocab,
+    block_size,
+    drafting,
+    scaled,
+    double,
+    column_per_row,
+):
     for row in range(rows):
         request = np.int64(requests[row])
         temperature = np.float32(temperatures[request]) if request >= 0 else np.float32(0.0)
@@ -122,11 +152,31 @@ def _gumbel(rows, blocks, argmax, argmax_stride, maxima, max_stride, cache, cach
             argmax[row * argmax_stride + block] = start + index
 
 
-def gumbel_sample(grid: Any, local_argmax_ptr, local_argmax_stride, local_max_ptr, local_max_stride,
-                  logits_cache_ptr, logits_cache_stride_0, logits_cache_stride_1, logits_cache_col_ptr,
-                  logits_cache_source_ptr, logits_cache_source_stride, logits_ptr, logits_stride,
-                  expanded_idx_mapping_ptr, seeds_ptr, pos_ptr, temp_ptr, vocab_size, BLOCK_SIZE, IS_DRAFTING,
-                  APPLY_TEMPERATURE, USE_FP64, PER_TOKEN_COL) -> None:
+def gumbel_sample(
+    grid: Any,
+    local_argmax_ptr,
+    local_argmax_stride,
+    local_max_ptr,
+    local_max_stride,
+    logits_cache_ptr,
+    logits_cache_stride_0,
+    logits_cache_stride_1,
+    logits_cache_col_ptr,
+    logits_cache_source_ptr,
+    logits_cache_source_stride,
+    logits_ptr,
+    logits_stride,
+    expanded_idx_mapping_ptr,
+    seeds_ptr,
+    pos_ptr,
+    temp_ptr,
+    vocab_size,
+    BLOCK_SIZE,
+    IS_DRAFTING,
+    APPLY_TEMPERATURE,
+    USE_FP64,
+    PER_TOKEN_COL,
+) -> None:
     """Per block of the vocabulary, the Gumbel-max winner (plain argmax at temperature 0) and its score.
 
     Writes the drafter's logits into the cache that the rejection sampler reads, where there is one.
@@ -137,10 +187,32 @@ def gumbel_sample(grid: Any, local_argmax_ptr, local_argmax_stride, local_max_pt
         columns = nothing(torch.int64)
     else:
         cache, source, columns = memory(logits_cache_ptr), memory(logits_cache_source_ptr), memory(logits_cache_col_ptr)
-    _gumbel(grid[0], grid[1], memory(local_argmax_ptr), local_argmax_stride, memory(local_max_ptr), local_max_stride,
-            cache, logits_cache_stride_0, logits_cache_stride_1, columns, source, logits_cache_source_stride, logits,
-            logits_stride, memory(expanded_idx_mapping_ptr), memory(seeds_ptr), memory(pos_ptr), memory(temp_ptr),
-            vocab_size, BLOCK_SIZE, bool(IS_DRAFTING), bool(APPLY_TEMPERATURE), bool(USE_FP64), bool(PER_TOKEN_COL))
+    _gumbel(
+        grid[0],
+        grid[1],
+        memory(local_argmax_ptr),
+        local_argmax_stride,
+        memory(local_max_ptr),
+        local_max_stride,
+        cache,
+        logits_cache_stride_0,
+        logits_cache_stride_1,
+        columns,
+        source,
+        logits_cache_source_stride,
+        logits,
+        logits_stride,
+        memory(expanded_idx_mapping_ptr),
+        memory(seeds_ptr),
+        memory(pos_ptr),
+        memory(temp_ptr),
+        vocab_size,
+        BLOCK_SIZE,
+        bool(IS_DRAFTING),
+        bool(APPLY_TEMPERATURE),
+        bool(USE_FP64),
+        bool(PER_TOKEN_COL),
+    )
 
 
 @jit
@@ -157,11 +229,9 @@ def _min_p(rows, logits, stride, requests, min_p, vocab):
                 line[i] = stored_infinity(logits)
 
 
-def min_p(grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, min_p_ptr, vocab_size,
-          BLOCK_SIZE) -> None:
+def min_p(grid: Any, logits_ptr, logits_stride, expanded_idx_mapping_ptr, min_p_ptr, vocab_size, BLOCK_SIZE) -> None:
     """Mask tokens whose probability is below a share of the most likely token's, in place."""
-    _min_p(grid[0], memory(logits_ptr), logits_stride, memory(expanded_idx_mapping_ptr), memory(min_p_ptr),
-           vocab_size)
+    _min_p(grid[0], memory(logits_ptr), logits_stride, memory(expanded_idx_mapping_ptr), memory(min_p_ptr), vocab_size)
 
 
 @numba.njit(inline="always")
@@ -191,11 +261,30 @@ def _bitmask(masks, logits, stride, mapping, cu_logits, bitmask, bitmask_stride,
             _mask_word(logits, base + 32 * word, bits, min(32, vocab - 32 * word), infinity)
 
 
-def apply_grammar_bitmask(grid: Any, logits_ptr, logits_stride, logits_indices_ptr, cu_num_logits_ptr, bitmask_ptr,
-                          bitmask_stride, vocab_size, MASK_STRIDE, BLOCK_SIZE) -> None:
+def apply_grammar_bitmask(
+    grid: Any,
+    logits_ptr,
+    logits_stride,
+    logits_indices_ptr,
+    cu_num_logits_ptr,
+    bitmask_ptr,
+    bitmask_stride,
+    vocab_size,
+    MASK_STRIDE,
+    BLOCK_SIZE,
+) -> None:
     """Set to -inf, in place, the logits of the tokens that a row's grammar forbids."""
-    _bitmask(grid[0], memory(logits_ptr), logits_stride, memory(logits_indices_ptr), memory(cu_num_logits_ptr),
-             memory(bitmask_ptr), bitmask_stride, vocab_size, MASK_STRIDE)
+    _bitmask(
+        grid[0],
+        memory(logits_ptr),
+        logits_stride,
+        memory(logits_indices_ptr),
+        memory(cu_num_logits_ptr),
+        memory(bitmask_ptr),
+        bitmask_stride,
+        vocab_size,
+        MASK_STRIDE,
+    )
 
 
 KERNELS = {

@@ -92,9 +92,24 @@ def _truncate(rows, logits, stride, top_k, top_p, vocab, mask_value, with_k, wit
                 line[i] = mask_value
 
 
-def topk_topp(grid: Any, LOGITS, LOGITS_STRIDE_0, BUFFER, PERCENTILE_TO_STD_TABLE, NORMAL_CDF_TO_SIGMA_TABLE, K, P,
-              BATCH_SIZE, VOCAB_SIZE, MASK_VALUE, BLOCK_SIZE, BLOCK_SIZE_TRUNC, TOPK_ENABLED, TOPP_ENABLED,
-              SPLIT_COVERS_PONLY) -> None:
+def topk_topp(
+    grid: Any,
+    LOGITS,
+    LOGITS_STRIDE_0,
+    BUFFER,
+    PERCENTILE_TO_STD_TABLE,
+    NORMAL_CDF_TO_SIGMA_TABLE,
+    K,
+    P,
+    BATCH_SIZE,
+    VOCAB_SIZE,
+    MASK_VALUE,
+    BLOCK_SIZE,
+    BLOCK_SIZE_TRUNC,
+    TOPK_ENABLED,
+    TOPP_ENABLED,
+    SPLIT_COVERS_PONLY,
+) -> None:
     """Mask everything outside the top k, then outside the most likely set of mass p, in place.
 
     Of equal logits at the border the first ones stay. The Triton kernel stops its search after 18 halvings and
@@ -103,9 +118,17 @@ def topk_topp(grid: Any, LOGITS, LOGITS_STRIDE_0, BUFFER, PERCENTILE_TO_STD_TABL
     """
     if LOGITS.dtype is not torch.float32 or SPLIT_COVERS_PONLY:
         raise Interpreted("only float32 logits without the split pipeline are truncated natively")
-    _truncate(BATCH_SIZE, memory(LOGITS), LOGITS_STRIDE_0, memory(K) if TOPK_ENABLED else nothing(),
-              memory(P) if TOPP_ENABLED else nothing(torch.float32), VOCAB_SIZE, np.float32(MASK_VALUE),
-              bool(TOPK_ENABLED), bool(TOPP_ENABLED))
+    _truncate(
+        BATCH_SIZE,
+        memory(LOGITS),
+        LOGITS_STRIDE_0,
+        memory(K) if TOPK_ENABLED else nothing(),
+        memory(P) if TOPP_ENABLED else nothing(torch.float32),
+        VOCAB_SIZE,
+        np.float32(MASK_VALUE),
+        bool(TOPK_ENABLED),
+        bool(TOPP_ENABLED),
+    )
 
 
 KERNELS = {"vllm.v1.sample.ops.topk_topp_triton._topk_topp_kernel": topk_topp}

@@ -1,0 +1,163 @@
+"""Acceptance lines of the log, four generations of them: units made equal, cumulative and interval told apart.
+
+V0 (up to 0.9) prints ``Speculative metrics``, cumulative since the engine's start, with a rate that also credits
+tokens behind the first miss. V1 prints ``SpecDecoding metrics`` for each interval: first with a rate and two
+counts, then with a length and rates per position, then with throughputs and the rate at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specgram_lab.semantics import SemanticsError, check_positions
+
+_NUMBER = r"(nan|\d{1,12}(?:\.\d{1,12})?)"
+_FIELDS = {
+    "rate": re.compile(rf"\b(?:Avg )?Draft acceptance rate: {_NUMBER}(%?)(?=,|\s*$)"),
+    "length": re.compile(rf"\bMean acceptance length: {_NUMBER}(?=,|\s*$)"),
+    "accepted": re.compile(r"\bAccepted: (\d{1,15}) tokens(?=,|\s*$)"),
+    "drafted": re.compile(r"\bDrafted: (\d{1,15}) tokens(?=,|\s*$)"),
+    "positions": re.compile(r"\bPer-position acceptance rate: ((?:\d\.\d{1,6})(?:, \d\.\d{1,6}){0,255})(?=,|\s*$)"),
+    "efficiency": re.compile(rf"\bSystem efficiency: {_NUMBER}(?=,|\s*$)"),
+    "v0_accepted": re.compile(r"\bNumber of accepted tokens: (\d{1,15})(?=,|\.?\s*$)"),
+    "v0_drafted": re.compile(r"\bNumber of draft tokens: (\d{1,15})(?=,|\.?\s*$)"),
+    "v0_emitted": re.compile(r"\bNumber of emitted tokens: (\d{1,15})(?=,|\.?\s*$)"),
+}
+_HALF = {"rate": 0.0005001, "length": 0.005001, "position": 0.0005001}
+"""Half of the last printed digit: 0.1 %, 0.01 tokens, 0.001."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecLine:
+    """One acceptance line. Rates are fractions; what the line does not print, or prints as nan, is None.
+
+    ``definition`` is ``v0`` (cumulative, and tokens behind the first miss count as accepted) or ``v1`` (an interval).
+    """
+
+    definition: Literal["v0", "v1"]
+    accepted: int
+    drafted: int
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+    per_position: tuple[float, ...] = ()
+    emitted: int | None = None
+    system_efficiency: float | None = None
+
+    def fault(self) -> str | None:
+        """Why the line's own numbers do not fit each other, or None; a cut or overwritten line shows itself here."""
+        if self.accepted > self.drafted:
+            return f"log reader: accepted {self.accepted} is more than drafted {self.drafted}"
+        if self.definition == "v0":
+            return None
+        if (self.acceptance_rate is None) != (self.drafted == 0):
+            return f"log reader: a line with {self.drafted} drafted tokens has the rate {self.acceptance_rate}"
+        if (
+            self.acceptance_rate is not None
+            and abs(self.acceptance_rate - self.accepted / self.drafted) > _HALF["rate"]
+        ):
+            return f"log reader: rate {self.acceptance_rate:.3f} is not {self.accepted} / {self.drafted}"
+        if self.mean_acceptance_length is not None and self.per_position:
+            tolerance = _HALF["length"] + len(self.per_position) * _HALF["position"]
+            try:
+                check_positions(
+                    self.mean_acceptance_length, self.per_position, source="log reader", tolerance=tolerance
+                )
+            except SemanticsError as error:
+                return str(error)
+        return None
+
+
+def parse_spec_line(message: str) -> SpecLine | None:
+    """The numbers of an acceptance line's message; None if it is none or one of its counts is missing."""
+    old = message.startswith("Speculative metrics: ")
+    if not old and not message.startswith("SpecDecoding metrics: "):
+        return None
+    found = {name: pattern.search(message) for name, pattern in _FIELDS.items()}
+    accepted = _count(found["v0_accepted" if old else "accepted"])
+    drafted = _count(found["v0_drafted" if old else "drafted"])
+    if accepted is None or drafted is None:
+        return None
+    rate = _real(found["rate"])
+    percent = found["rate"] is not None and found["rate"].group(2) == "%"
+    positions = found["positions"]
+    return SpecLine(
+        definition="v0" if old else "v1",
+        accepted=accepted,
+        drafted=drafted,
+        acceptance_rate=rate / 100 if rate is not None and percent else rate,
+        mean_acceptance_length=_real(found["length"]),
+        per_position=tuple(float(part) for part in positions.group(1).split(", ")) if positions else (),
+        emitted=_count(found["v0_emitted"]) if old else None,
+        system_efficiency=_real(found["efficiency"]) if old else None,
+    )
+
+
+@dataclass
+class Acceptance:
+    """The acceptance lines of a log, summed as their definition asks: V1 intervals are added, of V0 the last counts.
+
+    ``damaged`` holds the first lines whose numbers do not fit each other; they are in no sum.
+    """
+
+    intervals: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    last_v0: dict[str, SpecLine] = field(default_factory=dict)
+    ended_v0: list[SpecLine] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    damaged_lines: int = 0
+
+    def add(self, line: SpecLine, process: str) -> None:
+        """Take one line of ``process`` in; a V0 count that went down is a new engine."""
+        fault = line.fault()
+        if fault is not None:
+            self.damaged_lines += 1
+            if len(self.damaged) < 5:
+                self.damaged.append(fault)
+        elif line.definition == "v1":
+            self.intervals += 1
+            self.accepted += line.accepted
+            self.drafted += line.drafted
+        else:
+            before = self.last_v0.get(process)
+            if before is not None and line.drafted < before.drafted and len(self.ended_v0) < 1000:
+                self.ended_v0.append(before)
+            self.last_v0[process] = line
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Plain data, one entry a definition; None without an acceptance line."""
+        entries: dict[str, Any] = {}
+        if self.intervals:
+            entries["v1"] = {
+                "lines": self.intervals, "accepted": self.accepted, "drafted": self.drafted,
+                "acceptance_rate": _ratio(self.accepted, self.drafted),
+            }  # fmt: skip
+        last = [*self.ended_v0, *self.last_v0.values()]
+        if last:
+            accepted, drafted = sum(line.accepted for line in last), sum(line.drafted for line in last)
+            entries["v0"] = {
+                "engines": len(last), "accepted": accepted, "drafted": drafted, "emitted": _sum_emitted(last),
+                "acceptance_rate": _ratio(accepted, drafted),
+            }  # fmt: skip
+        return entries or None
+
+
+def _sum_emitted(lines: list[SpecLine]) -> int | None:
+    known = [line.emitted for line in lines if line.emitted is not None]
+    return sum(known) if len(known) == len(lines) else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _count(found: re.Match[str] | None) -> int | None:
+    return int(found.group(1)) if found else None
+
+
+def _real(found: re.Match[str] | None) -> float | None:
+    value = float(found.group(1)) if found else math.nan
+    return None if math.isnan(value) else value
