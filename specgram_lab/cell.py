@@ -98,7 +98,7 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     llm.reset_prefix_cache()
     report["start_s"] = time.monotonic() - STARTED if report["cells_before"] == 0 else 0.0
     report["effective"] = local.effective_config(llm)
-    report["budget_effective"] = cell.engine.budget.policy if local.verifies_adaptively(llm) else "off"
+    report["budget_effective"] = cell.engine.budget.label if local.verifies_adaptively(llm) else "off"
     report["provenance"] = provenance.collect(cell) | {
         "patches": active_patches(),
         "cells_before": report["cells_before"],

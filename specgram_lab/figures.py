@@ -146,7 +146,8 @@ def groups(runs: pd.DataFrame, factors: Sequence[str] = tuple(_FACTORS)) -> tupl
     for name in factors:
         effective, requested = _FACTORS[name]
         shown = runs[effective].astype("string").fillna("unknown")
-        varied = shown[runs["drafter"] != "none"] if name == "k" else shown
+        bare = {"k": "drafter", "whitespace": "grammar_kind"}.get(name)  # means nothing where there is none of these
+        varied = shown if bare is None else shown[runs[bare] != "none"]
         if name == "drafter" or varied.nunique() > 1:
             parts.append(_factor_label(name, shown, runs))
             order = [*_FIRST, *sorted(shown.unique(), key=_numbers_first)]

