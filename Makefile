@@ -7,11 +7,15 @@ DONE   := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lab install lock clean
+.PHONY: demo countings test check lab install lock clean
 
 demo: install  ## real engines, tables and figures under results/quickstart
 	$(BIN)/specgram fetch
 	$(BIN)/specgram notebook notebooks/01_quickstart.ipynb --out results/quickstart
+
+countings: install  ## the published tables and figures of the countings, made again
+	$(BIN)/specgram fetch
+	$(BIN)/specgram notebook notebooks/02_countings.ipynb --out results/published/countings
 
 test: install  ## the whole test suite
 	$(BIN)/specgram fetch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,10 +97,9 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise SpecError(f"{path.name} has no parameter {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    if "out" in known:
-        given.setdefault("out", str(out))
+    if "out" in known:  # as the notebook sees it, so that the executed copy names no folder of this machine
+        given.setdefault("out", os.path.relpath(out, path.parent))
     (out / MARK).unlink(missing_ok=True)
     copy = out / path.name
     begin = time.monotonic()

@@ -61,9 +61,9 @@ def cpu_model() -> str:
 
 
 def relevant_environment() -> dict[str, str]:
-    """Environment variables that change what an engine does; nothing that looks like a secret."""
+    """Environment variables that change what an engine does; nothing that looks like a secret, of paths the names."""
     return {
-        key: value
+        key: Path(value).name if value.startswith(os.sep) else value
         for key, value in sorted(os.environ.items())
         if key.startswith(ENVIRONMENT) and value and not any(word in key.upper() for word in SECRET)
     }
