@@ -2,7 +2,8 @@
 """Set-up of the kernel tests: Triton's interpreter as the oracle, in the process of the tests.
 
 Triton decides at decoration time whether a kernel is interpreted, so the variable must be set while triton and
-vLLM's modules are imported. It is taken back afterwards: other tests start processes that would inherit it.
+vLLM's modules are imported. What is set here is taken back afterwards: other tests start processes that would
+inherit it.
 """
 
 import os
@@ -18,9 +19,9 @@ if "triton" in sys.modules:
             "tests/kernels needs a process that has not imported triton yet: run it alone or first."
         )
 
-_before = os.environ.get("TRITON_INTERPRET")
-os.environ["TRITON_INTERPRET"] = "1"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+_WHILE_IMPORTING = {"TRITON_INTERPRET": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_before = {name: os.environ.get(name) for name in _WHILE_IMPORTING}
+os.environ.update(_WHILE_IMPORTING)
 
 pytest.importorskip("triton", reason="the CPU engine is not installed")
 pytest.importorskip("vllm", reason="the CPU engine is not installed")
@@ -42,7 +43,8 @@ from specgram_lab.builders.cpu import kernels
 for _name in kernels.NATIVE:
     kernels._find(_name)
 
-if _before is None:
-    del os.environ["TRITON_INTERPRET"]
-else:
-    os.environ["TRITON_INTERPRET"] = _before
+for _name, _value in _before.items():
+    if _value is None:
+        del os.environ[_name]
+    else:
+        os.environ[_name] = _value
