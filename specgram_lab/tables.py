@@ -9,6 +9,7 @@ from typing import Any, Final
 import pandas as pd
 
 from specgram_lab.semantics import reconcile, totals
+from specgram_lab.twins import diverged
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run", ""),
@@ -57,6 +58,11 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         _row(run, {name: own.get(run["run_id"], tables[name].iloc[:0]) for name, own in by_run.items()})
         for _, run in runs.iterrows()
     ]
+    differing = diverged(runs, tables["requests"]).groupby("run_id")["diverged"].agg(["sum", "size"])
+    for row, run_id in zip(rows, runs["run_id"], strict=True):
+        count, size = differing.loc[run_id] if run_id in differing.index else (0, 0)
+        if count:
+            row["notes"].append(f"{count} of {size} outputs differ from those of the run without a drafter (diverged)")
     kinds = {key: {"d": "Int64", "": "string"}.get(form, "Float64") for key, (_, form) in COLUMNS.items()}
     return pd.DataFrame(rows, columns=[*COLUMNS, "notes"]).astype(kinds)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from engines import NGRAM, OBJECT, SCHEMA, SELF, cell
 
-from specgram_lab import semantics
+from specgram_lab import semantics, twins
 from specgram_lab.spec import parse_cell
 
 pytestmark = pytest.mark.engine
@@ -29,6 +29,10 @@ REAL = {
     "v2-self-free": cell(SELF, **V2),
     "v2-async-self-schema": cell(SELF, SCHEMA, engine={"runner": "v2", "scheduling": "async"}),
     "v2-async-self-free": cell(SELF, engine={"runner": "v2", "scheduling": "async"}),
+}
+TWINS = {
+    "v1-none-schema": cell({}, SCHEMA),
+    "v1-none-free": cell({}),
 }
 NULL_SCHEMA = {
     "type": "object",
@@ -71,7 +75,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, target_folder):
-    return engines.run(REAL | OTHERS, tmp_path_factory.mktemp("engines"))
+    return engines.run(REAL | TWINS | OTHERS, tmp_path_factory.mktemp("engines"))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -131,6 +135,16 @@ def test_sync_and_async_decode_the_same_and_the_rfc_counts_the_same_steps(ran, o
     assert totals[0]["spec_steps"] == totals[1]["spec_steps"]
     assert totals[0]["drafted"] == totals[1]["drafted"]
     assert totals[0]["verified"] < totals[1]["verified"]  # invalid drafts enter the async forward pass
+
+
+def test_outputs_are_held_against_the_twin_without_a_drafter(ran):
+    """Greedy speculation is lossless; one near-tie within bfloat16 may fall the other way."""
+    names = ["v1-none-schema", "v1-none-free", "v1-ngram-schema", "v1-ngram-free", "v1-self-schema", "v1-self-free"]
+    runs = pd.concat([ran[name].runs for name in names])
+    found = twins.diverged(runs, pd.concat([ran[name].requests for name in names]))
+    assert len(found) == 4 * 6
+    assert set(found["twin"]) == {ran["v1-none-schema"].run["run_id"], ran["v1-none-free"].run["run_id"]}
+    assert found["diverged"].sum() <= 1, found[found["diverged"]].to_string()
 
 
 def test_async_is_not_filled_with_sync_numbers(ran):
