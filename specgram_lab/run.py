@@ -199,10 +199,11 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
                 (folder / LOG).symlink_to(os.path.relpath(first / LOG, folder))
             ending = wait(process, watched, cell, folder, progress)
             row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
-            finish(cell, folder, row | outcome(folder, ending))
+            row |= outcome(folder, ending)
+            finish(cell, folder, row)
             tell(ended, folder)
-            if ending is not None:
-                break
+            if ending is not None or row["outcome"] == "engine_failed":
+                break  # the engine is gone; what is left gets another
     finally:
         watched.end()
         process.wait()

@@ -31,6 +31,14 @@ class Sent:
     rows: dict[str, Any] = field(default_factory=dict)
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take; a class of its own in newer releases."""
+    from vllm import exceptions
+
+    own = getattr(exceptions, "VLLMClientError", None)
+    return (ValueError, NotImplementedError, *([own] if own else []))
+
+
 class Session:
     """Sends all requests at once; the engine takes as many at a time as its ``max_num_seqs`` allows."""
 
@@ -108,7 +116,7 @@ class Session:
             try:
                 engine.add_request(sent.request_id, {"prompt_token_ids": sent.prompt}, self._parameters(sent))
                 by_id[sent.request_id] = sent
-            except (ValueError, NotImplementedError) as error:
+            except refusals() as error:
                 sent.refused = " ".join(str(error).split())
         if self.cell.workload.scenario:
             self._await_grammars()
