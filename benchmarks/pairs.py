@@ -55,10 +55,10 @@ class Worker:
             raise RuntimeError(f"the engine ended: {' '.join(tail)}")
         return dict(json.loads(line))
 
-    def run(self, *, record: bool = False, profile: bool = False) -> dict[str, Any]:
+    def run(self, *, record: bool = False, profile: bool = False, cprofile: bool = False) -> dict[str, Any]:
         """One pass over the workload."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"record": record, "profile": profile}) + "\n")
+        self.process.stdin.write(json.dumps({"record": record, "profile": profile, "cprofile": cprofile}) + "\n")
         self.process.stdin.flush()
         return self._answer()
 

@@ -3,8 +3,8 @@
 ``python benchmarks/v2_speed.py [--json] [--pairs N] [--dspark FOLDER]``. Every comparison is a series of pairs in one
 go: both engines are there, passes alternate, the first of each is thrown away. Ratios of speed (tokens a second) for
 ``v2_over_v1`` and ``native_over_interpreted``; ``recorder_overhead`` is the ratio of a step's time with the recorder to
-the time without, on one engine. Time is the processor's, which does not see what else the machine does; the same by the
-clock stands under ``clock``.
+the time without, on one engine, and ``own_share`` the share of a pass in the recorder's own code by cProfile. Time is
+the processor's, which does not see what else the machine does; the same by the clock stands under ``clock``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def overhead(worker: Worker, pairs: int) -> dict[str, Any]:
     for clock in ("cpu_seconds", "seconds"):
         found = ratio(*([x[clock] / x["steps"] for x in side] for side in (with_it, without)))
         result |= found if clock == "cpu_seconds" else {"clock": found}
-    return result
+    return result | {"own_share": worker.run(record=True, cprofile=True)["recorder_share"]}
 
 
 def shares(worker: Worker) -> dict[str, float]:
