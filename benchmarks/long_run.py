@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +18,19 @@ from typing import Any
 
 import pandas as pd
 
-from specgram_lab import lab, semantics
+from specgram_lab import lab, semantics, workloads
 from specgram_lab.handover import CHILD
+from specgram_lab.paths import data_file
 
-PROMPTS = 34
-"""In ``data/prompts/records.jsonl``; more than that are further passes over them, in other batches."""
+SETTINGS = (
+    "",
+    "It is for a story set in a small harbour town in winter. ",
+    "Use a name that begins with M. ",
+    "A test of our import needs an entry that looks old. ",
+    "We are on the south coast of an island. ",
+    "Make it as unlike the usual example as you can. ",
+)
+"""What is said before a prompt of ``data/prompts/records.jsonl``; each setting makes other prompts of all of them."""
 DRAFTERS: tuple[Mapping[str, Any], ...] = (
     {"method": "ngram", "k": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     {"method": "draft_model", "model": "target", "k": 3},
@@ -97,6 +104,19 @@ def paired(results: lab.Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def write_prompts(path: Path) -> int:
+    """Write every prompt for a record in every setting to ``path``; return how many."""
+    prompts = workloads.read_prompts(data_file("prompts", "records"))
+    lines = []
+    for number, setting in enumerate(SETTINGS):
+        for prompt in prompts:
+            turns = [{"role": turn.role, "content": setting + turn.content} for turn in prompt.messages]
+            lines.append({"id": f"{prompt.prompt_id}-{number}", "messages": turns, "schema": prompt.schema})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
 def main() -> int:
     """Run the grid and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,15 +126,17 @@ def main() -> int:
     parser.add_argument("--patched", action="store_true", help="with the patch rfc-counters")
     parser.add_argument("--out", type=Path, default=Path("results/long_run"))
     given = parser.parse_args()
+    prompts = given.out.absolute() / "prompts.jsonl"
+    if given.prompts > (most := write_prompts(prompts)):
+        parser.error(f"there are {most} prompts, asked for are {given.prompts}")
     cells = lab.grid(
         drafters=DRAFTERS,
         grammars=GRAMMARS,
         runners=given.runners,
         schedulings=("sync", "async"),
         workload={
-            "prompts": "records",
-            "limit": min(given.prompts, PROMPTS),
-            "repeats": math.ceil(given.prompts / PROMPTS),
+            "prompts": str(prompts),
+            "limit": given.prompts,
             "max_tokens": given.max_tokens,
             "concurrency": 8,
         },

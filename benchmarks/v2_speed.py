@@ -52,7 +52,7 @@ def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
     result: dict[str, Any] = ratio([speed(x) for x in a], [speed(x) for x in b])
     result["clock"] = ratio([speed(x, "seconds") for x in a], [speed(x, "seconds") for x in b])
     result |= {"tokens_per_s": speed(a[-1]), "same_texts": len({x["texts"] for x in a + b}) == 1}
-    result |= {"accepted": [a[-1]["accepted"], b[-1]["accepted"]]}
+    result |= {name: [a[-1][name], b[-1][name]] for name in ("steps", "scheduled", "accepted")}
     return result
 
 
@@ -72,10 +72,10 @@ def overhead(worker: Worker, pairs: int) -> dict[str, Any]:
 
 
 def shares(worker: Worker) -> dict[str, float]:
-    """Share of a pass in each part of a step, the recorder on."""
+    """Share of a pass in each part of a step, the recorder on, and the time of a step."""
     one = worker.run(record=True, profile=True)
     found = {name: value / one["seconds"] for name, value in one["parts"].items()}
-    return found | {"rest": 1 - sum(found.values())}
+    return found | {"rest": 1 - sum(found.values()), "step_ms": 1000 * one["seconds"] / one["steps"]}
 
 
 def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
     }
     for name, drafter in DRAFTERS.items():
         for requests in (1, 8):
-            label = f"{name}, {requests} request{'s' if requests > 1 else ''}"
+            label = f"{name}, {_many(requests)}"
             if only not in label:
                 continue
             with Worker(cell(drafter, "v1", requests)) as v1, Worker(cell(drafter, "v2", requests)) as v2:
@@ -98,13 +98,20 @@ def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
                     report["step_shares"][f"{runner}, {label}"] = shares(worker)
             print(label, report["v2_over_v1"][label], file=sys.stderr, flush=True)
     drafter = {"method": "dspark", "model": dspark, "k": 5} if dspark else DRAFTERS["draft_model"]
-    asked = cell(drafter, "v2", 2, tokens=24)
-    label = f"{drafter['method']}, 2 requests"
-    if only in label:
+    for requests in (1, 8):
+        asked = cell(drafter, "v2", requests, tokens=24)
+        label = f"{drafter['method']}, {_many(requests)}"
+        if only not in label:
+            continue
         with Worker(asked) as native, Worker(asked, {"v2-on-cpu": {"native": False}}) as interpreted:
             report["native_over_interpreted"][label] = against(native, interpreted, max(3, pairs // 3))
             report["step_shares"][f"v2, {label}"] = shares(native)
+        print(label, report["native_over_interpreted"][label], file=sys.stderr, flush=True)
     return report
+
+
+def _many(requests: int) -> str:
+    return f"{requests} request{'s' if requests > 1 else ''}"
 
 
 def main() -> None:

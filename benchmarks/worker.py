@@ -1,8 +1,8 @@
 """An engine that runs one workload again and again on demand: ``python benchmarks/worker.py CELL.json``.
 
 Reads one JSON line per pass (``{"record": bool, "profile": bool}``), answers with one: seconds of the clock and of the
-processor, engine steps, output tokens, accepted drafts, the texts' hash, and, if asked, the seconds spent in each part
-of a step.
+processor, engine steps, output tokens, scheduled and accepted drafts, the texts' hash, and, if asked, the seconds
+spent in each part of a step.
 """
 
 from __future__ import annotations
@@ -99,13 +99,14 @@ def one_pass(cell: Cell, llm: Any, profile: bool) -> dict[str, Any]:
     cpu_seconds = time.process_time() - begin
     del engine.step
     texts = "\0".join(s.output.outputs[0].text for s in session.requests)
-    reported = [s.output.outputs[0].spec_decode_metrics for s in session.requests]
+    reported = [m.to_dict() for s in session.requests if (m := s.output.outputs[0].spec_decode_metrics) is not None]
     return {
         "seconds": session.seconds,
         "cpu_seconds": cpu_seconds,
         "steps": steps,
         "tokens": session.output_tokens,
-        "accepted": sum(m.to_dict()["num_accepted_draft_tokens"] for m in reported if m is not None),
+        "scheduled": sum(m["num_draft_tokens"] for m in reported),
+        "accepted": sum(m["num_accepted_draft_tokens"] for m in reported),
         "texts": hashlib.sha256(texts.encode()).hexdigest()[:12],
         "parts": dict(spent),
     }

@@ -39,6 +39,8 @@ def main(folders: list[Path]) -> None:
             else:
                 llm = llm or build(cell)
                 run(cell, llm, folder, report)
+        except ledger.LedgerError as error:
+            report["outcome"], report["reason"] = "ledger_failed", str(error)
         except Exception as error:  # noqa: BLE001  every failure becomes a row
             traceback.print_exc()
             report["outcome"] = "unsupported" if refused_by_config(error) else "engine_failed"

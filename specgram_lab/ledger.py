@@ -33,7 +33,11 @@ _I, _L, _F, _B, _S = pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string
 
 RUNS = _schema(
     run_id=(_S, "the cell id"),
-    outcome=(_S, "ok, unsupported, engine_failed, grammar_rejected, rejected_request, timeout, killed, no_data"),
+    outcome=(
+        _S,
+        "ok, unsupported, engine_failed, ledger_failed (a step breaks an invariant, or the engine reported other "
+        "numbers), grammar_rejected, rejected_request, timeout, killed, no_data",
+    ),
     reason=(_S, "one sentence for every outcome but ok"),
     warnings=(pa.list_(_S), "what the reader of the numbers should know"),
     partial=(_B, "the run ended before its last request did; the other tables hold what was seen until then"),

@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from specgram_lab import capabilities, grammars, ledger, models, workloads
+from specgram_lab import capabilities, grammars, ledger, models, semantics, workloads
 from specgram_lab.builders import options
 from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.spec import Cell
@@ -31,6 +31,8 @@ from specgram_lab.spec import Cell
 DONE = "done.json"
 LOG = "engine.log"
 POLL_S = 0.05
+SHOWN = 3
+"""Differences between the engine's numbers and the ledger that a reason spells out."""
 
 Progress = Callable[[Path, int, int], None]
 """Called with a cell's folder, its finished requests and all of them."""
@@ -200,7 +202,7 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
             ending = wait(process, watched, cell, folder, progress)
             row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
             row |= outcome(folder, ending)
-            finish(cell, folder, row)
+            finish(cell, folder, row | reconciled(folder, row))
             tell(ended, folder)
             if ending is not None or row["outcome"] == "engine_failed":
                 break  # the engine is gone; what is left gets another
@@ -318,6 +320,19 @@ def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
     if "provenance" in report:
         row["provenance"] = json.dumps(report["provenance"], sort_keys=True)
     return row
+
+
+def reconciled(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Outcome and reason of a run that ended well and whose engine reported other numbers than its steps give."""
+    if row["outcome"] != "ok":
+        return {}
+    steps, requests = (ledger.read_table(folder, name) for name in ("steps", "requests"))
+    found = semantics.reconcile(steps, requests, ledger.frame("runs", [row]))
+    if not found:
+        return {}
+    shown = "; ".join(found[:SHOWN])
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return {"outcome": "ledger_failed", "reason": f"the engine reported other numbers than its steps: {shown}{more}"}
 
 
 def last_line(log: Path) -> str:

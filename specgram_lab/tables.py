@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from specgram_lab.semantics import reconcile, totals
+from specgram_lab.semantics import totals
 from specgram_lab.twins import diverged
 
 COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
@@ -38,7 +38,6 @@ LEGEND: Final = (
     "included; "
     "of drafted, of verified: accepted; probe, commit: FSM events by phase; valid: valid / judged outputs"
 )
-_DIFFERENCES = 3  # as many are shown of a run, and the number of the others
 
 
 def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -48,9 +47,10 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         tables: runs, requests, steps and fsm_events, as `ledger.read_run` gives them.
 
     Returns:
-        `COLUMNS` and ``notes`` (a list of sentences: why a run or a number is missing, what was asked and not done,
-        what the engine reported otherwise). ``output_tokens_per_s`` is empty, with its reason in the notes, where an
-        output was shortened or invalid: that would be the speed of something else.
+        `COLUMNS`, which for a run without recorded steps, such as a server's, hold what the engine's own counters say,
+        and ``notes`` (a list of sentences: why a run or a number is missing, what was asked and not done).
+        ``output_tokens_per_s`` is empty, with its reason in the notes, where an output was shortened or invalid: that
+        would be the speed of something else.
     """
     runs = tables["runs"]
     by_run = {name: dict(list(tables[name].groupby("run_id"))) for name in ("requests", "steps", "fsm_events")}
@@ -81,21 +81,31 @@ def _row(run: pd.Series[Any], own: Mapping[str, pd.DataFrame]) -> dict[str, Any]
         row["fsm_draft_probe"] = int((phases == "draft-probe").sum())
         row["fsm_commit"] = int((phases == "commit").sum())
         notes += [counts["warning"]] if counts["warning"] and run["drafter"] != "none" else []
+    elif pd.notna(run["engine_num_drafts"]):
+        row |= _of_counters(run)
+        notes.append(
+            f"steps, drafted and accepted are the engine's own counters ({run['engine_semantics']}):"
+            " no step was recorded"
+        )
     if len(judged):
         row["valid_outputs"] = f"{int((judged == 'valid').sum())}/{len(judged)}"
         if len(judged) < len(requests):
             notes.append(f"{len(requests) - len(judged)} of {len(requests)} outputs were not judged")
-    notes += _differences(steps, requests, run)
     row["output_tokens_per_s"], why = _speed(run, requests, judged)
     return row | {"notes": [*notes, why] if why and len(requests) else notes}
 
 
-def _differences(steps: pd.DataFrame, requests: pd.DataFrame, run: pd.Series[Any]) -> list[str]:
-    name = run["run_id"]
-    found = reconcile(steps, requests, run.to_frame().T)
-    more = len(found) - _DIFFERENCES
-    shown = [text.replace(f" of run {name}", "").replace(f"run {name}: ", "") for text in found[:_DIFFERENCES]]
-    return shown + ([f"{more} more numbers that the engine reported differ from its steps"] if more > 0 else [])
+def _of_counters(run: pd.Series[Any]) -> dict[str, Any]:
+    steps, drafted, accepted = (
+        int(run[f"engine_{name}"]) for name in ("num_drafts", "draft_tokens", "accepted_tokens")
+    )
+    return {
+        "spec_steps": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "acceptance_rate": accepted / drafted if drafted else None,
+    }
 
 
 def to_text(table: pd.DataFrame) -> str:

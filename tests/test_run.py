@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ledgers import simulate
 
+from specgram_lab import ledger, scenarios
 from specgram_lab import run as runs
-from specgram_lab import scenarios
+from specgram_lab.run import reconciled
 from specgram_lab.spec import Limits, parse_cell
 
 
@@ -166,3 +168,31 @@ def test_a_read_only_folder_is_refused(tmp_path):
             os._exit(0)
     os.waitpid(child, 0)
     assert said.read_text(encoding="utf-8") == f"results cannot be written to {closed / 'out'}: Permission denied"
+
+
+def written(folder, **run):
+    """A folder with the tables of a simulated run, and its row."""
+    made = simulate("run", **run)
+    for name in ("requests", "steps"):
+        ledger.write_table(folder, name, made[name])
+    return made["runs"].iloc[0].to_dict()
+
+
+def test_a_run_whose_engine_reported_what_its_steps_give_stays_ok(tmp_path):
+    assert reconciled(tmp_path, written(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("outcome", ["ok", "killed"])
+def test_a_difference_to_the_engines_own_numbers_makes_the_run_fail_and_shows_both(tmp_path, outcome):
+    row = written(tmp_path, engine_num_drafts=1, outcome=outcome)
+    reason = "the engine reported other numbers than its steps: run run: engine_num_drafts is 1, its steps give 136"
+    assert reconciled(tmp_path, row) == ({"outcome": "ledger_failed", "reason": reason} if outcome == "ok" else {})
+
+
+def test_many_differences_are_cut_and_counted(tmp_path):
+    row = written(tmp_path)
+    requests = ledger.read_table(tmp_path, "requests")
+    ledger.write_table(tmp_path, "requests", requests.assign(reported_drafted=1))
+    reason = reconciled(tmp_path, row)["reason"]
+    assert "request 0 of run run: reported_drafted is 1, its steps give" in reason
+    assert reason.endswith("; and 5 more")

@@ -76,19 +76,29 @@ def test_shortened_or_invalid_outputs_have_no_speed(column: str, value: str, not
         ({"generate_s": None}, ["no tok/s: the run has no duration or no token count"]),
         ({"scheduling_requested": "async"}, ["asked for scheduling async, ran with sync"]),
         ({"warnings": ["min_tokens is long"]}, ["min_tokens is long"]),
-        ({"engine_num_drafts": 1}, ["engine_num_drafts is 1, its steps give 136"]),
     ],
 )
 def test_what_a_reader_must_know_is_a_note(run: dict[str, Any], expected: list[str]) -> None:
     assert notes(simulate("run", **run)) == expected
 
 
-def test_many_differences_are_cut_and_counted() -> None:
-    made = simulate("run")
-    made["requests"]["reported_drafted"] = 1
-    found = notes(made)
-    assert found[0].startswith("request 0: reported_drafted is 1, its steps give")
-    assert (len(found), found[-1]) == (4, "5 more numbers that the engine reported differ from its steps")
+def test_without_recorded_steps_the_engines_own_counters_are_shown_as_such() -> None:
+    made = without_steps(
+        engine="server", engine_num_drafts=10, engine_draft_tokens=40, engine_accepted_tokens=15,
+        engine_semantics="pre-64156",
+    )  # fmt: skip
+    row = tables.summary(made).iloc[0]
+    shown = [row[key] for key in ("spec_steps", "drafted", "accepted", "mean_acceptance_length", "acceptance_rate")]
+    assert shown == [10, 40, 15, 2.5, 0.375]
+    assert row[["verified", "grammar_invalid"]].isna().all()
+    assert notes(made)[0] == (
+        "steps, drafted and accepted are the engine's own counters (pre-64156): no step was recorded"
+    )
+
+
+def test_an_engine_that_reported_no_counters_leaves_them_blank() -> None:
+    row = tables.summary(without_steps(engine="server")).iloc[0]
+    assert row[["spec_steps", "drafted", "accepted", "acceptance_rate"]].isna().all()
 
 
 def test_outputs_that_nobody_judged_are_not_valid_ones() -> None:
