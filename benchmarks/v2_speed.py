@@ -3,8 +3,9 @@
 ``python benchmarks/v2_speed.py [--json] [--pairs N] [--dspark FOLDER]``. Every comparison is a series of pairs in one
 go: both engines are there, passes alternate, the first of each is thrown away. Ratios of speed (tokens a second) for
 ``v2_over_v1`` and ``native_over_interpreted``; ``recorder_overhead`` is the ratio of a step's time with the recorder to
-the time without, on one engine, and ``own_share`` the share of a pass in the recorder's own code by cProfile. Time is
-the processor's, which does not see what else the machine does; the same by the clock stands under ``clock``.
+that of the same step without, on one engine, and ``own_share`` the share of a pass in the recorder's own code by
+cProfile. Time is the processor's, which does not see what else the machine does; the ratio of speeds by the clock
+stands under ``clock``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 from pairs import Worker, ratio
 
 from specgram_lab.spec import Cell, parse_cell
@@ -57,18 +59,21 @@ def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
 
 
 def overhead(worker: Worker, pairs: int) -> dict[str, Any]:
-    """Time of a step with the recorder over the time without it."""
+    """Time of a step with the recorder over the time of the same step without it.
+
+    The texts are the same, so step i of one pass does the work of step i of the other: the ratio of a pair of passes
+    is the median over their steps, which a disturbance of some steps does not move.
+    """
     worker.run(), worker.run(record=True)
-    with_it, without = [], []
+    ratios: list[float] = []
     for number in range(pairs):
-        for record in (True, False)[:: 1 if number % 2 else -1]:
-            one = worker.run(record=record)
-            (with_it if record else without).append(one)
-    result: dict[str, Any] = {}
-    for clock in ("cpu_seconds", "seconds"):
-        found = ratio(*([x[clock] / x["steps"] for x in side] for side in (with_it, without)))
-        result |= found if clock == "cpu_seconds" else {"clock": found}
-    return result | {"own_share": worker.run(record=True, cprofile=True)["recorder_share"]}
+        both = {record: worker.run(record=record) for record in (True, False)[:: 1 if number % 2 else -1]}
+        steps = [both[record]["step_cpu_seconds"] for record in (True, False)]
+        if both[True]["texts"] != both[False]["texts"] or len(steps[0]) != len(steps[1]):
+            raise RuntimeError("the recorder changed the texts or the number of steps")
+        ratios.append(float(np.median(np.divide(*steps))))
+    result: dict[str, Any] = ratio(ratios, np.ones(pairs))
+    return result | {"steps": len(steps[0]), "own_share": worker.run(record=True, cprofile=True)["recorder_share"]}
 
 
 def shares(worker: Worker) -> dict[str, float]:

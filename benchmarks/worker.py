@@ -1,8 +1,8 @@
 """An engine that runs one workload again and again on demand: ``python benchmarks/worker.py CELL.json``.
 
 Reads one JSON line per pass (``{"record": bool, "profile": bool}``), answers with one: seconds of the clock and of the
-processor, engine steps, output tokens, scheduled and accepted drafts, the texts' hash, and, if asked, the seconds
-spent in each part of a step.
+processor, engine steps and the processor's seconds of each, output tokens, scheduled and accepted drafts, the texts'
+hash, and, if asked, the seconds spent in each part of a step.
 """
 
 from __future__ import annotations
@@ -81,14 +81,15 @@ def one_pass(cell: Cell, llm: Any, profile: bool) -> dict[str, Any]:
     from specgram_lab.builders.session import Session
 
     session = Session(cell, llm, progress=Path(os.devnull))
-    steps = 0
+    steps: list[float] = []
     engine = llm.llm_engine
     original = engine.step
 
     def step() -> Any:
-        nonlocal steps
-        steps += 1
-        return original()
+        before = time.process_time()
+        result = original()
+        steps.append(time.process_time() - before)
+        return result
 
     engine.step = step
     spent: Counter[str] = Counter()
@@ -103,7 +104,8 @@ def one_pass(cell: Cell, llm: Any, profile: bool) -> dict[str, Any]:
     return {
         "seconds": session.seconds,
         "cpu_seconds": cpu_seconds,
-        "steps": steps,
+        "steps": len(steps),
+        "step_cpu_seconds": steps,
         "tokens": session.output_tokens,
         "scheduled": sum(m["num_draft_tokens"] for m in reported),
         "accepted": sum(m["num_accepted_draft_tokens"] for m in reported),
