@@ -1,10 +1,11 @@
 """Long real runs, every step checked: ``python benchmarks/long_run.py --prompts 200``.
 
-N-gram and draft model, sync and async, Model Runner V1 and V2, with and without a grammar. For each run: drafted >=
-verified >= accepted at every step (the ledger refuses a step that breaks it), the old counters reproduced from the
-ledger, and, with ``--patched``, the engine's own counters as the proposal has them. For each pair of a sync and an
-async run: the same spec steps and drafts wherever the two decoded the same text. Writes ``checks.csv`` into ``--out``;
-exit code 1 where a check fails. Finished runs are not run again.
+N-gram and draft model, sync and async, Model Runner V1 and V2, with and without a grammar; ``ngram_gpu``, which a CPU
+runs on V2, is there because vLLM has no asynchronous ``ngram``. For each run: drafted >= verified >= accepted at every
+step (the ledger refuses a step that breaks it), the old counters reproduced from the ledger, and, with ``--patched``,
+the engine's own counters as the proposal has them. For each pair of a sync and an async run: the same spec steps and
+drafts wherever the two decoded the same text. Writes ``checks.csv`` and ``pairs.csv`` into ``--out``; exit code 1 where
+a check fails. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SETTINGS = (
 """What is said before a prompt of ``data/prompts/records.jsonl``; each setting makes other prompts of all of them."""
 DRAFTERS: tuple[Mapping[str, Any], ...] = (
     {"method": "ngram", "k": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    {"method": "ngram_gpu", "k": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     {"method": "draft_model", "model": "target", "k": 3},
 )
 VERIFIED = "vllm:spec_decode_num_verified_tokens"

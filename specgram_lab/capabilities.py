@@ -80,6 +80,8 @@ def _runner_drafter(cell: Cell) -> str | None:
         return "a scenario on a real engine needs Model Runner V2"
     if runner == "v1" and cell.drafter.rejection == "synthetic" and device(cell) == "cpu":
         return "rejection synthetic on a CPU needs Model Runner V2; V1's CPU sampling does not support it"
+    if runner == "v1" and method == "ngram_gpu" and device(cell) == "cpu":
+        return "drafter ngram_gpu on a CPU needs Model Runner V2; V1's needs memory pinned for a GPU"
     if runner == "v1" and method in V2_ONLY:
         return f"drafter {method} exists for Model Runner V2 only"
     if runner == "v2" and method == "suffix":

@@ -22,6 +22,11 @@ def refusal(drafter, **engine):
     [
         (NGRAM, {"scheduling": "async"}, "async scheduling with ngram: vLLM supports it only with EAGLE"),
         ({"method": "dspark", "model": "target", "k": 5}, {}, "drafter dspark exists for Model Runner V2 only"),
+        (
+            {"method": "ngram_gpu", "k": 4},
+            {"runner": "v1", "device": "cpu"},
+            "drafter ngram_gpu on a CPU needs Model Runner V2; V1's needs memory pinned for a GPU",
+        ),
         ({"method": "suffix", "k": 5}, {"runner": "v2"}, "Model Runner V2 does not support the drafter suffix"),
         (SELF, {"budget": {"policy": "native"}}, "adaptive verification exists for Model Runner V2 only"),
         (NGRAM, {"runner": "v2", "budget": {"policy": "all"}}, "it gives no confidence to rank drafts by"),
