@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from specgram_lab import models
@@ -86,6 +87,8 @@ def _runner_drafter(cell: Cell) -> str | None:
         return f"drafter {method} exists for Model Runner V2 only"
     if runner == "v2" and method == "suffix":
         return "Model Runner V2 does not support the drafter suffix"
+    if method == "suffix" and cell.engine.python is None and find_spec("arctic_inference") is None:
+        return "drafter suffix needs the package arctic-inference==0.1.1, which is not installed"
     return None
 
 
@@ -114,6 +117,8 @@ def _parallel(cell: Cell) -> str | None:
 
 def _weights(cell: Cell) -> str | None:
     name = cell.drafter.model
+    if name == "target" and cell.drafter.method not in ("draft_model", "mtp"):
+        return f"drafter {cell.drafter.method} needs weights of its own; the target is none"
     if name is None or name == "target" or models.is_ready(name) or device(cell) == "cuda":
         return None
     return f"drafter {cell.drafter.method}: no weights in {models.model_dir(name)}"
@@ -125,16 +130,31 @@ def _vocabulary(cell: Cell) -> str | None:
     return vocabulary_fault(models.model_dir(cell.target.model), models.model_dir(str(cell.drafter.model)))
 
 
+def _patches(cell: Cell) -> str | None:
+    from specgram_lab.patches import registry
+
+    unknown = next((name for name in cell.engine.patches if name not in registry.names()), None)
+    if unknown is not None:
+        return f"there is no patch {unknown!r}, only {', '.join(registry.names())}"
+    if "recorder" in cell.engine.patches:
+        return "the recorder is switched on by record: true, not as a patch"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
-    _no_engine, _no_cuda, _async_drafter, _runner_drafter, _adaptive, _parallel, _weights, _vocabulary,
+    _patches, _no_engine, _no_cuda, _async_drafter, _runner_drafter, _adaptive, _parallel, _weights, _vocabulary,
 )  # fmt: skip
 
 
-def refusal(cell: Cell) -> str | None:
-    """The first reason why ``cell`` cannot run here, or None. A server's own abilities are not known from here."""
+def refusal(cell: Cell, *, weights: bool = True) -> str | None:
+    """The first reason why ``cell`` cannot run here, or None; without ``weights`` the drafter's are taken to be there.
+
+    A server's own abilities are not known from here.
+    """
     if cell.engine.kind == "server":
         return None
-    return next((reason for rule in RULES if (reason := rule(cell)) is not None), None)
+    rules = [rule for rule in RULES if weights or rule is not _weights]
+    return next((reason for rule in rules if (reason := rule(cell)) is not None), None)
 
 
 def vocabulary_fault(target: Path, drafter: Path) -> str | None:

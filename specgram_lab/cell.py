@@ -94,6 +94,7 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     """Send the requests, write what came out; ``report`` is filled as things become known."""
     from specgram_lab import provenance
     from specgram_lab.builders import local
+    from specgram_lab.builders.cpu.interpreter import reset_launches
     from specgram_lab.builders.session import Session
     from specgram_lab.samplers.hooks import RECORDER
 
@@ -107,6 +108,7 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     }
     session = Session(cell, llm, progress=folder / PROGRESS)
     RECORDER.clear()
+    reset_launches()
     before = engine_counters(llm)
     try:
         session.run()

@@ -49,7 +49,8 @@ def verdict(engine: Engine, method: Method = "none") -> str:
     model = "target" if method in NEEDS_WEIGHTS else None
     drafter = Drafter(method=method, k=0 if method == "none" else 3, model=model)
     workload = Workload(scenario="row-a") if method == "scripted" else Workload(inline=("x",))
-    return capabilities.refusal(Cell(target=Target(), drafter=drafter, engine=engine, workload=workload)) or "ok"
+    cell = Cell(target=Target(), drafter=drafter, engine=engine, workload=workload)
+    return capabilities.refusal(cell, weights=False) or "ok"
 
 
 def runners() -> dict[str, str]:

@@ -40,7 +40,7 @@ RUNS = _schema(
     ),
     reason=(_S, "one sentence for every outcome but ok"),
     warnings=(pa.list_(_S), "what the reader of the numbers should know"),
-    partial=(_B, "the run ended before its last request did; the other tables hold what was seen until then"),
+    partial=(_B, "the run ended before its last request did; an engine that was killed leaves no other tables"),
     engine=(_S, "local or scripted"),
     device=(_S, "cpu or cuda"),
     drafter=(_S, "method"),
@@ -133,6 +133,7 @@ INVARIANTS: Mapping[str, str] = {
     "scheduled = verified + padded + av_skipped": "scheduled != verified + padded + av_skipped",
     "scheduled >= struck": "struck > scheduled",
     "sampled >= committed": "committed > sampled",
+    "sampled > accepted, where a draft was accepted": "accepted > 0 and sampled <= accepted",
     "drafted = number of draft_token_ids": "drafted != n_draft_ids",
     "no count is negative": " or ".join(f"{name} < 0" for name in COUNTS),
 }
@@ -162,6 +163,10 @@ def check_steps(steps: pd.DataFrame) -> None:
     """Raise `LedgerError` with the invariant's name and the first row that breaks it."""
     if steps.empty:
         return
+    for name in (*COUNTS, "committed", "draft_token_ids"):
+        if steps[name].isna().any():
+            first = steps[steps[name].isna()].iloc[0]
+            raise LedgerError(f"step {first['step']} of request {first['request_id']} has no {name}")
     checked = steps.assign(n_draft_ids=steps["draft_token_ids"].map(len).astype("Int32"))
     for name, breach in INVARIANTS.items():
         wrong = checked.query(breach)

@@ -8,6 +8,7 @@ without it has not run.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -26,7 +27,8 @@ import psutil
 from specgram_lab import capabilities, grammars, ledger, models, semantics, workloads
 from specgram_lab.builders import options
 from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
-from specgram_lab.spec import Cell
+from specgram_lab.paths import DataNotFoundError, data_file
+from specgram_lab.spec import Cell, SpecError
 
 DONE = "done.json"
 LOG = "engine.log"
@@ -68,7 +70,6 @@ def run_cells(
 
     Raises:
         OutputFolderError: before anything is started, if a folder cannot be written or belongs to another cell.
-        ModelError: the target cannot be had.
     """
     work = [(cell, folder.absolute()) for cell, folder in work]
     waiting: dict[str, list[tuple[Cell, Path]]] = {}
@@ -98,14 +99,32 @@ def is_done(cell: Cell, folder: Path) -> bool:
     """Whether ``folder`` holds the finished ``cell``.
 
     Raises:
-        OutputFolderError: it holds another one.
+        OutputFolderError: it holds another one, or the same with other prompts or from another interpreter.
     """
     if not (folder / DONE).is_file():
         return False
-    known = json.loads((folder / DONE).read_text(encoding="utf-8"))["run_id"]
-    if known != cell.cell_id:
-        raise OutputFolderError(f"{folder} holds the finished cell {known}, asked for is {cell.cell_id}")
+    known = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    if known["run_id"] != cell.cell_id:
+        raise OutputFolderError(f"{folder} holds the finished cell {known['run_id']}, asked for is {cell.cell_id}")
+    now = inputs(cell)
+    changed = [name for name, value in known["inputs"].items() if now.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise OutputFolderError(
+            f"{folder} holds the finished cell {cell.cell_id} with other {name} ({known['inputs'][name]}, now"
+            f" {now.get(name)}); give another folder, or delete that one to run it again"
+        )
     return True
+
+
+def inputs(cell: Cell) -> dict[str, str]:
+    """What a cell's id does not name: the content of its prompts or scenario (SHA-256), and the interpreter."""
+    found = {"python": cell.engine.python} if cell.engine.python else {}
+    for kind, name in (("prompts", cell.workload.prompts), ("scenarios", cell.workload.scenario)):
+        if name is not None:
+            with contextlib.suppress(DataNotFoundError):
+                found[kind] = hashlib.sha256(data_file(kind, name).read_bytes()).hexdigest()[:16]
+    return found
 
 
 def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
@@ -117,7 +136,13 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
     if cell.engine.kind == "server":
         row = requested(cell)  # it compiles the grammar itself, with a tokenizer that is not known here
     else:
-        models.ensure(cell.target.model)
+        try:
+            models.ensure(cell.target.model)
+            if cell.workload.scenario is None:
+                workloads.load(cell.workload)
+        except (models.ModelError, DataNotFoundError, SpecError) as error:
+            finish(cell, folder, requested(cell) | {"outcome": "unsupported", "reason": str(error)})
+            return True
         row = requested(cell) | checked.columns(cell)
     row["warnings"] = [*row["warnings"], *capabilities.notes(cell), *unset(os.environ)]
     if "outcome" in row:
@@ -183,12 +208,12 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
     environment = {**os.environ, **options.environment(cell, capabilities.device(cell), first / "reports")}
     environment = {key: value for key, value in environment.items() if value != ""} | {PARENT: str(os.getpid())}
     folders = [folder for _, folder in work]
-    command = [cell.engine.python or sys.executable, "-m", "specgram_lab.cell", *map(str, folders)]
+    # -P: the process has the user's working folder, whose files are no modules of it
+    command = [cell.engine.python or sys.executable, "-P", "-m", "specgram_lab.cell", *map(str, folders)]
     with (first / LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
             env=environment,
-            cwd=first,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -328,6 +353,8 @@ def reconciled(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
         return {}
     steps, requests = (ledger.read_table(folder, name) for name in ("steps", "requests"))
     found = semantics.reconcile(steps, requests, ledger.frame("runs", [row]))
+    if steps.empty and json.loads(row["config_requested"])["engine"]["record"] and row["engine_draft_tokens"]:
+        found = [f"engine_draft_tokens is {row['engine_draft_tokens']}, no step was recorded"]
     if not found:
         return {}
     shown = "; ".join(found[:SHOWN])
@@ -347,10 +374,10 @@ def last_line(log: Path) -> str:
 
 
 class Grammars:
-    """Preflight of the cells' grammars, each compiled once, in a process that is there while cells are looked at."""
+    """Preflight of the cells' grammars, each compiled once, in a process per target and build."""
 
     def __init__(self) -> None:
-        self._session: grammars.CompilerSession | None = None
+        self._sessions: dict[tuple[str, str], grammars.CompilerSession] = {}
         self._known: dict[str, dict[str, Any]] = {}
 
     def columns(self, cell: Cell) -> dict[str, Any]:
@@ -358,14 +385,14 @@ class Grammars:
         if cell.workload.scenario or cell.grammar.kind == "none":
             return {"warnings": []}
         schemas = [p.schema for p in workloads.load(cell.workload)] if cell.grammar.per_prompt else []
-        key = json.dumps([cell.grammar.model_dump(mode="json"), schemas, cell.workload.min_tokens], sort_keys=True)
+        where = cell.target.model, cell.engine.python or sys.executable
+        asked = [*where, cell.grammar.model_dump(mode="json"), schemas, cell.workload.min_tokens]
+        key = json.dumps(asked, sort_keys=True)
         if key not in self._known:
-            if self._session is None:
-                python = cell.engine.python or sys.executable
-                self._session = grammars.CompilerSession(models.model_dir(cell.target.model), python=python)
-            found = grammars.preflight(
-                cell.grammar, self._session, schemas=schemas, min_tokens=cell.workload.min_tokens
-            )
+            if where not in self._sessions:
+                self._sessions[where] = grammars.CompilerSession(models.model_dir(where[0]), python=where[1])
+            session = self._sessions[where]
+            found = grammars.preflight(cell.grammar, session, schemas=schemas, min_tokens=cell.workload.min_tokens)
             row: dict[str, Any] = {"warnings": list(found.warnings), "whitespace": found.whitespace}
             row["warnings"] += [f"not enforced by the grammar's backend: {item}" for item in found.not_enforced]
             if not found.ok:
@@ -375,14 +402,14 @@ class Grammars:
         return self._known[key]
 
     def close(self) -> None:
-        """End the process."""
-        if self._session is not None:
-            self._session.close()
+        """End the processes."""
+        for session in self._sessions.values():
+            session.close()
 
 
 def finish(cell: Cell, folder: Path, row: dict[str, Any]) -> pd.Series:
     """Write the row, then the file that says that the cell is done."""
     runs = ledger.frame("runs", [row])
     ledger.write_table(folder, "runs", runs)
-    write_json(folder / DONE, {"run_id": cell.cell_id, "outcome": row["outcome"]})
+    write_json(folder / DONE, {"run_id": cell.cell_id, "outcome": row["outcome"], "inputs": inputs(cell)})
     return runs.iloc[0]

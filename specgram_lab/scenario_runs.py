@@ -23,7 +23,10 @@ _HEADS = (
     ("grammar_valid", "valid"), ("verified", "verified"), ("accepted", "accepted"), ("spec_steps", "steps"),
     ("engine", "engine"), ("rfc", "rfc"), ("breaks", "engine breaks"), ("result", ""),
 )  # fmt: skip
-LEGEND = "engine: steps/drafted/accepted; rfc: steps/drafted/verified/accepted; valid: grammar-valid"
+LEGEND = (
+    "engine: its own counters, steps/drafted/accepted; rfc: the recorded steps counted as the RFC says, "
+    "steps/drafted/verified/accepted; valid: grammar-valid"
+)
 
 
 @dataclass(frozen=True)

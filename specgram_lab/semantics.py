@@ -50,7 +50,9 @@ def counted(steps: pd.DataFrame, counting: Counting, *, runs: pd.DataFrame | Non
         counting: one of `COUNTINGS`.
         runs: the ledger's ``runs``. From it come ``engine_semantics`` and whether a run was sync or async; without it
             ``engine`` is taken to be vLLM 0.28-0.33's, and a draft that was not scheduled and has no grammar-valid
-            token is taken to have been cut by a sync scheduler.
+            token is taken to have been cut by a sync scheduler. A legacy counting of a run in its own scheduling is
+            exact; of the other it is derived, and of a sync run the slots are unknown that an async scheduler would
+            have filled with padding where the drafter proposed less than k.
 
     Returns:
         One row a step, same index and order: run_id, request_id, step, ``spec_step`` (0 or 1), ``drafted``,
@@ -74,8 +76,10 @@ def counted(steps: pd.DataFrame, counting: Counting, *, runs: pd.DataFrame | Non
         new, old = _as_rfc(count), _as_engine(count)
         step, drafted, forward = (np.where(has_verified, a, b) for a, b in zip(new, old, strict=True))
     else:
-        async_run = _run_is(steps, runs, "scheduling_effective", "async")
-        step, drafted, forward = _as_legacy(count, judged, async_run, counting == "legacy-async")
+        sides = {side: _run_is(steps, runs, "scheduling_effective", side) for side in ("sync", "async")}
+        derived = _as_legacy(count, judged, sides["async"], counting == "legacy-async")
+        recorded = sides[counting.removeprefix("legacy-")]
+        step, drafted, forward = (np.where(recorded, a, b) for a, b in zip(_as_engine(count), derived, strict=True))
         has_verified = np.zeros(len(steps), dtype=bool)
     drafted, forward = np.where(step, drafted, 0), np.where(step, forward, 0)
     accepted = np.where(step, count["accepted"], 0)
@@ -315,10 +319,11 @@ def _as_engine(count: dict[str, _Ints]) -> tuple[_Bools, _Ints, _Ints]:
 def _as_legacy(
     count: dict[str, _Ints], judged: _Bools, async_run: _Bools, want_async: bool
 ) -> tuple[_Bools, _Ints, _Ints]:
-    # A judged draft loses its padding together with what the grammar refuses (`strip_speculative_padding`); an
-    # unjudged one keeps it. Whatever else shortened the draft (length, token budget) shortens it in both schedulings.
+    # For the scheduling that was not recorded. A judged draft loses its padding together with what the grammar refuses
+    # (`strip_speculative_padding`), and a sync scheduler never adds what an async one schedules in advance. Whatever
+    # else shortened the draft (length, token budget) shortens it in both schedulings.
     valid, scheduled, sampled = count["grammar_valid"], count["scheduled"], count["sampled"] > 0
-    left = np.minimum(valid + np.where(judged, 0, count["padded"]), scheduled)
+    left = np.minimum(valid + np.where(judged | (async_run & ~np.bool_(want_async)), 0, count["padded"]), scheduled)
     if not want_async:
         return (left > 0) & sampled, left, np.minimum(count["verified"], left)
     cut = judged & ~async_run & (scheduled == valid) & (count["drafted"] > valid)  # by a sync scheduler

@@ -28,7 +28,7 @@ class SpecError(ValueError):
 class Model(BaseModel):
     """Base of all specs: frozen, unknown keys refused, no silent conversion of types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +70,13 @@ class Drafter(Model):
     @model_validator(mode="before")
     @classmethod
     def _old_spelling(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise SpecError(
+                    f"drafter is a text that is not JSON at column {error.colno}; JSON wants double quotes and true"
+                ) from None
         if isinstance(value, dict):
             for key in value:
                 if isinstance(key, str) and key.startswith("ngram_prompt_lookup_"):
@@ -95,6 +102,8 @@ class Drafter(Model):
             raise SpecError("synthetic_rates and rejection: synthetic go together")
         if self.synthetic_rates and len(self.synthetic_rates) != self.k:
             raise SpecError(f"synthetic_rates has {len(self.synthetic_rates)} rates for k={self.k}")
+        if not all(1 >= a >= b >= 0 for a, b in zip((1.0, *self.synthetic_rates), self.synthetic_rates, strict=False)):
+            raise SpecError(f"synthetic_rates are between 0 and 1 and never rise, got {list(self.synthetic_rates)}")
         return self
 
     @property
@@ -208,6 +217,10 @@ class Budget(Model):
             raise SpecError(f"budget {self.policy} {'needs' if needs else 'takes no'} value")
         if self.policy == "fraction" and self.value is not None and self.value > 1:
             raise SpecError(f"budget fraction is at most 1, got {self.value}")
+        if self.policy in ("fixed", "per_request") and self.value is not None and self.value % 1:
+            raise SpecError(f"budget {self.policy} is a whole number of tokens, got {self.value}")
+        if min(self.verify_cost) < 0:
+            raise SpecError(f"verify_cost has a negative number: {list(self.verify_cost)}")
         return self
 
     @property
@@ -295,6 +308,15 @@ class Cell(Model):
         scenario = self.workload.scenario is not None
         if scenario != (self.drafter.method == "scripted"):
             raise SpecError("drafter scripted and workload.scenario go together")
+        if self.engine.budget.policy == "schedule" and not scenario:
+            raise SpecError("budget schedule takes its numbers from workload.scenario, which is missing")
+        if self.grammar.per_prompt and self.workload.inline:
+            raise SpecError("per_prompt takes the schemas of a prompt file; inline texts bring none")
+        if not scenario and self.engine.kind != "server" and self.workload.max_tokens >= self.target.max_model_len:
+            raise SpecError(
+                f"max_tokens {self.workload.max_tokens} leaves no room for a prompt in max_model_len"
+                f" {self.target.max_model_len}"
+            )
         if scenario and self.engine.kind == "server":
             raise SpecError("a scenario cannot run on engine server: it needs a drafter of the lab's own")
         if self.engine.kind == "scripted" and not scenario:
@@ -339,7 +361,7 @@ def explain(error: ValidationError) -> str:
 
 
 def parse_cell(content: Any, base: Path | None = None) -> Cell:
-    """A `Cell` from plain data. ``base`` is the folder that a grammar's ``file`` is relative to.
+    """A `Cell` from plain data. ``base`` is the folder that paths in it are relative to, if they are there.
 
     Raises:
         SpecError: one sentence that names the key, what was wrong and what is allowed.
@@ -350,10 +372,19 @@ def parse_cell(content: Any, base: Path | None = None) -> Cell:
     grammar = content.get("grammar")
     if isinstance(grammar, dict) and "file" in grammar:
         content["grammar"] = _inline(dict(grammar), base or Path())
+    for part, key in _PATHS if base is not None else ():
+        owner = content.get(part)
+        if isinstance(owner, dict) and isinstance(owner.get(key), str) and (base / owner[key]).exists():
+            content[part] = {**owner, key: str(base / owner[key])}
     try:
         return Cell.model_validate(content)
     except ValidationError as error:
         raise SpecError(explain(error)) from None
+
+
+_PATHS = (
+    ("workload", "prompts"), ("workload", "scenario"), ("target", "model"), ("drafter", "model"), ("engine", "log"),
+)  # fmt: skip
 
 
 def _inline(grammar: dict[str, Any], base: Path) -> dict[str, Any]:
@@ -361,18 +392,40 @@ def _inline(grammar: dict[str, Any], base: Path) -> dict[str, Any]:
 
     name = grammar.pop("file")
     path = data_file("schemas", name, base)
-    text = path.read_text(encoding="utf-8")
-    grammar["value"] = json.loads(text) if grammar.get("kind") in ("json_schema", "structural_tag", "choice") else text
+    try:
+        text = path.read_text(encoding="utf-8")
+        is_json = grammar.get("kind") in ("json_schema", "structural_tag", "choice")
+        grammar["value"] = json.loads(text) if is_json else text
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path} is not JSON in line {error.lineno} at column {error.colno}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 at byte {error.start + 1}") from None
     grammar.setdefault("name", path.stem)
     return grammar
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """YAML's safe loader, for which a key that occurs twice in a mapping is a fault and not the last one's."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping; raises `yaml.YAMLError` for a key that occurs twice."""
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} occurs twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
 
 
 def load_cell(path: Path) -> Cell:
     """A `Cell` from a YAML (or JSON) file; raises `SpecError` with the file's name in front."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)  # noqa: S506  a safe loader
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 at byte {error.start + 1}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""

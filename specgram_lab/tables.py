@@ -47,8 +47,8 @@ def summary(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         tables: runs, requests, steps and fsm_events, as `ledger.read_run` gives them.
 
     Returns:
-        `COLUMNS`, which for a run without recorded steps, such as a server's, hold what the engine's own counters say,
-        and ``notes`` (a list of sentences: why a run or a number is missing, what was asked and not done).
+        `COLUMNS` and ``notes`` (a list of sentences: why a run or a number is missing, what was asked and not done,
+        the engine's own counters where no step was recorded, as of a server).
         ``output_tokens_per_s`` is empty, with its reason in the notes, where an output was shortened or invalid: that
         would be the speed of something else.
     """
@@ -82,11 +82,7 @@ def _row(run: pd.Series[Any], own: Mapping[str, pd.DataFrame]) -> dict[str, Any]
         row["fsm_commit"] = int((phases == "commit").sum())
         notes += [counts["warning"]] if counts["warning"] and run["drafter"] != "none" else []
     elif pd.notna(run["engine_num_drafts"]):
-        row |= _of_counters(run)
-        notes.append(
-            f"steps, drafted and accepted are the engine's own counters ({run['engine_semantics']}):"
-            " no step was recorded"
-        )
+        notes.append(_own_counters(run))
     if len(judged):
         row["valid_outputs"] = f"{int((judged == 'valid').sum())}/{len(judged)}"
         if len(judged) < len(requests):
@@ -95,17 +91,16 @@ def _row(run: pd.Series[Any], own: Mapping[str, pd.DataFrame]) -> dict[str, Any]
     return row | {"notes": [*notes, why] if why and len(requests) else notes}
 
 
-def _of_counters(run: pd.Series[Any]) -> dict[str, Any]:
+def _own_counters(run: pd.Series[Any]) -> str:
     steps, drafted, accepted = (
         int(run[f"engine_{name}"]) for name in ("num_drafts", "draft_tokens", "accepted_tokens")
     )
-    return {
-        "spec_steps": steps,
-        "drafted": drafted,
-        "accepted": accepted,
-        "mean_acceptance_length": 1 + accepted / steps if steps else None,
-        "acceptance_rate": accepted / drafted if drafted else None,
-    }
+    length = f", mean acceptance length {1 + accepted / steps:.2f}" if steps else ""
+    rate = f", {accepted / drafted:.1%} of drafted" if drafted else ""
+    return (
+        f"no step was recorded; the engine's own counters ({run['engine_semantics']}) say: {steps} spec steps, "
+        f"{drafted} drafted, {accepted} accepted{length}{rate}"
+    )
 
 
 def to_text(table: pd.DataFrame) -> str:

@@ -21,13 +21,16 @@ def refusal(drafter, **engine):
     ("drafter", "engine", "reason"),
     [
         (NGRAM, {"scheduling": "async"}, "async scheduling with ngram: vLLM supports it only with EAGLE"),
-        ({"method": "dspark", "model": "target", "k": 5}, {}, "drafter dspark exists for Model Runner V2 only"),
+        ({"method": "dspark", "model": "/x", "k": 5}, {}, "drafter dspark exists for Model Runner V2 only"),
         (
             {"method": "ngram_gpu", "k": 4},
             {"runner": "v1", "device": "cpu"},
             "drafter ngram_gpu on a CPU needs Model Runner V2; V1's needs memory pinned for a GPU",
         ),
         ({"method": "suffix", "k": 5}, {"runner": "v2"}, "Model Runner V2 does not support the drafter suffix"),
+        ({"method": "suffix", "k": 5}, {}, "drafter suffix needs the package arctic-inference==0.1.1"),
+        (NGRAM, {"patches": ["av-budgets"]}, "there is no patch 'av-budgets', only "),
+        (NGRAM, {"patches": ["recorder"]}, "the recorder is switched on by record: true"),
         (SELF, {"budget": {"policy": "native"}}, "adaptive verification exists for Model Runner V2 only"),
         (NGRAM, {"runner": "v2", "budget": {"policy": "all"}}, "it gives no confidence to rank drafts by"),
         (
@@ -38,6 +41,7 @@ def refusal(drafter, **engine):
         (NGRAM, {"pipeline_parallel": 2, "scheduling": "async", "record": False}, "async scheduling"),
         ({}, {"pipeline_parallel": 2, "scheduling": "async", "record": False}, "refused on Model Runner V1 since 0.31"),
         ({}, {"tensor_parallel": 2}, "the recorder needs scheduler and worker in one process"),
+        ({"method": "eagle3", "model": "target", "k": 3}, {}, "drafter eagle3 needs weights of its own"),
         ({"method": "eagle3", "model": "/nowhere", "k": 3}, {}, "drafter eagle3: no weights in /nowhere"),
         ({}, {"device": "cuda"}, "no CUDA build of vLLM with an NVIDIA device"),
     ],

@@ -125,3 +125,22 @@ def test_the_plugin_does_nothing_where_nothing_is_asked(monkeypatch):
     plugin.register()
     assert registry.active() == {}
     assert dict(logging.Logger.manager.loggerDict) == before
+
+
+def test_a_patch_taken_off_first_leaves_the_later_one_on_and_nothing_behind(monkeypatch):
+    def wrapping(word):
+        def apply(changes, options):
+            original = changes.set(Owner, "name", classmethod(lambda cls: f"{word}({original()})"))
+
+        return registry.Patch(word, "a test", ("logging:Logger.warning",), apply)
+
+    made = {word: wrapping(word) for word in ("first", "second")}
+    monkeypatch.setattr(registry, "get", made.__getitem__)
+    monkeypatch.setattr(registry, "check", lambda patch: {})
+    monkeypatch.setattr(registry, "_ACTIVE", {})
+    registry.activate(["first", "second"])
+    assert Owner.name() == "second(first(Owner))"
+    registry.deactivate("first")
+    assert (Owner.name(), list(registry.active())) == ("second(Owner)", ["second"])
+    registry.deactivate("second")
+    assert (Owner.name(), registry.active()) == ("Owner", {})

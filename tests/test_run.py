@@ -20,6 +20,9 @@ from specgram_lab import run as runs
 from specgram_lab.run import reconciled
 from specgram_lab.spec import Limits, parse_cell
 
+BARE = parse_cell({"workload": {"prompts": "records"}})
+ASYNC = {"engine": {"scheduling": "async"}}
+
 
 def processes_of(folder: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
@@ -196,3 +199,38 @@ def test_many_differences_are_cut_and_counted(tmp_path):
     reason = reconciled(tmp_path, row)["reason"]
     assert "request 0 of run run: reported_drafted is 1, its steps give" in reason
     assert reason.endswith("; and 5 more")
+
+
+def test_an_engine_that_counted_where_nothing_was_recorded_makes_the_run_fail(tmp_path):
+    row = written(tmp_path, engine_draft_tokens=40, config_requested=BARE.canonical())
+    ledger.write_table(tmp_path, "steps", ledger.frame("steps", []))
+    found = reconciled(tmp_path, row)
+    assert found["outcome"] == "ledger_failed"
+    assert found["reason"].endswith("engine_draft_tokens is 40, no step was recorded")
+
+
+def test_a_finished_cell_with_other_prompts_is_refused(tmp_path):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"id": "one", "text": "Hello."}', encoding="utf-8")
+    cell = parse_cell({"workload": {"prompts": str(prompts)}, "drafter": {"method": "ngram", "k": 2}, **ASYNC})
+    assert runs.run_cell(cell, tmp_path / "out")["outcome"] == "unsupported"
+    runs.run_cell(cell, tmp_path / "out")
+    prompts.write_text('{"id": "one", "text": "Goodbye."}', encoding="utf-8")
+    with pytest.raises(runs.OutputFolderError, match=r"holds the finished cell .* with other prompts"):
+        runs.run_cell(cell, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"target": {"model": "nothing-here"}}, "target 'nothing-here' is neither a folder with a config.json nor"),
+        ({"workload": {"prompts": "nothing-here"}}, "no prompt 'nothing-here'"),
+    ],
+)
+def test_a_cell_whose_model_or_prompts_cannot_be_had_is_a_row_and_the_others_run(tmp_path, part, reason):
+    bad = parse_cell({"workload": {"inline": ["x"]}, **part})
+    other = parse_cell({"workload": {"inline": ["x"]}, "drafter": {"method": "ngram", "k": 2}, **ASYNC})
+    rows = runs.run_cells([(bad, tmp_path / "bad"), (other, tmp_path / "other")])
+    assert [row["outcome"] for row in rows] == ["unsupported", "unsupported"]
+    assert reason in rows[0]["reason"]
+    assert "async scheduling with ngram" in rows[1]["reason"]

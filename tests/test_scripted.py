@@ -48,6 +48,22 @@ def test_a_wrong_number_is_named():
     assert scenarios.differences(wrong, counts) == ["verified is 2, expected 3"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_legacy_counting_of_a_run_in_its_own_scheduling_is_what_the_engine_reported(ran, name):
+    for side in ("sync", "async"):
+        one = ran[f"{name}-{side}"]
+        total = semantics.totals(one.steps, (), (f"legacy-{side}",), runs=one.runs).iloc[0]
+        reported = [one.run[f"engine_{key}"] for key in ("num_drafts", "draft_tokens", "accepted_tokens")]
+        assert [total[key] for key in ("spec_steps", "drafted", "accepted")] == reported, side
+
+
+def test_a_sync_scheduler_would_not_have_added_the_padding_of_an_async_one(ran):
+    one, theirs = ran["drafter-skipped-async"], ran["drafter-skipped-sync"].run
+    total = semantics.totals(one.steps, (), ("legacy-sync",), runs=one.runs).iloc[0]
+    assert one.steps["padded"].sum() > 0
+    assert (total["spec_steps"], total["drafted"]) == (theirs["engine_num_drafts"], theirs["engine_draft_tokens"])
+
+
 def test_legacy_countings_tell_the_two_schedulings_of_one_decode(ran):
     """From the sync run alone follows what the async engine reported, and the other way round."""
     for name in ("row-a", "row-c", "row-h"):

@@ -292,6 +292,8 @@ def any_step(draw: st.DrawFn, scheduling: str | None = None) -> dict[str, Any]:
     slots = draw(st.integers(0, 8 if how == "async" else drafted))
     admitted = draw(st.none() | st.integers(0, 6))
     made = step(drafted=drafted, valid=valid, scheduling=how, admitted=admitted, slots=slots, judged=judged)
+    if made["padded"] and not judged and draw(st.booleans()):  # taken back where a grammar is in the batch
+        made |= {"struck": made["padded"]}
     accepted = draw(st.integers(0, min(made["verified"], valid)))
     sampled = draw(st.sampled_from([accepted + 1] * 4 + [0])) if not accepted else accepted + 1
     return made | {"accepted": accepted, "sampled": sampled, "committed": sampled}

@@ -69,6 +69,7 @@ def test_answers_become_requests_and_counters_columns(tmp_path):
         assert pd.isna(row[column]), column
     shown = tables.summary(found).iloc[0]
     assert pd.isna(shown["drafted"])
+    assert any("4 spec steps, 12 drafted, 6 accepted" in note for note in shown["notes"])
     assert shown["valid_outputs"] == "2/2"
 
 

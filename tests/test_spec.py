@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specgram_lab.spec import SpecError, dump_cell, load_cell, parse_cell
 
+SYNTHETIC = {"method": "draft_model", "model": "target", "k": 2, "rejection": "synthetic"}
 PROMPTS = {"workload": {"prompts": "records"}}
 
 
@@ -46,7 +47,25 @@ PROMPTS = {"workload": {"prompts": "records"}}
         (PROMPTS | {"engine": {"patches": ["av-on-cpu", "av-on-cpu"]}}, "patches names one twice"),
         (PROMPTS | {"engine": {"budget": {"policy": "fixed"}}}, "budget fixed needs value"),
         (PROMPTS | {"engine": {"budget": {"policy": "fraction", "value": 1.5}}}, "at most 1, got 1.5"),
+        (PROMPTS | {"engine": {"budget": {"policy": "fixed", "value": 2.7}}}, "a whole number of tokens, got 2.7"),
+        (PROMPTS | {"engine": {"budget": {"policy": "schedule"}}}, "from workload.scenario, which is missing"),
+        (PROMPTS | {"engine": {"budget": {"policy": "all", "verify_cost": [-1, 0.1]}}}, "has a negative number"),
         (PROMPTS | {"engine": {"kind": "scripted"}}, "engine scripted needs workload.scenario"),
+        (
+            PROMPTS | {"drafter": "{'method': 'ngram', 'enable': True}"},
+            "drafter is a text that is not JSON at column 2; JSON wants double quotes and true",
+        ),
+        (
+            PROMPTS | {"drafter": {**SYNTHETIC, "synthetic_rates": [0.2, 0.5]}},
+            "between 0 and 1 and never rise, got [0.2, 0.5]",
+        ),
+        (PROMPTS | {"drafter": {**SYNTHETIC, "synthetic_rates": [1.5, 0.5]}}, "between 0 and 1 and never rise"),
+        ({"workload": {"prompts": "x", "temperature": float("inf")}}, "should be a finite number"),
+        ({"workload": {"prompts": "x", "max_tokens": 1024}}, "leaves no room for a prompt in max_model_len 1024"),
+        (
+            {"workload": {"inline": ["x"]}, "grammar": {"kind": "json_schema", "per_prompt": True}},
+            "inline texts bring none",
+        ),
         ({"workload": {"prompts": "x", "min_tokens": 9, "max_tokens": 8}}, "min_tokens 9 is larger than max_tokens 8"),
         ({"workload": {"prompts": "x", "logit_bias": {"the": 1.0}}}, "has the key 'the', token ids are wanted"),
         (
@@ -64,6 +83,11 @@ def test_bad_input_gets_one_sentence(content, sentence):
         parse_cell(content)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_drafter_may_be_json_text_as_vllms_option_is():
+    given = parse_cell(PROMPTS | {"drafter": '{"method": "ngram", "k": 2}'})
+    assert given == parse_cell(PROMPTS | {"drafter": {"method": "ngram", "k": 2}})
 
 
 @pytest.mark.parametrize(
@@ -144,3 +168,28 @@ def test_a_broken_file_is_named_with_the_line(tmp_path):
         load_cell(path)
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         load_cell(tmp_path / "none.yaml")
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"id": "one", "text": "Hello."}', encoding="utf-8")
+    (tmp_path / "cell.yaml").write_text("workload: {prompts: mine.jsonl}\n", encoding="utf-8")
+    assert load_cell(tmp_path / "cell.yaml").workload.prompts == str(tmp_path / "mine.jsonl")
+    (tmp_path / "cell.yaml").write_text("workload: {prompts: records}\n", encoding="utf-8")
+    assert load_cell(tmp_path / "cell.yaml").workload.prompts == "records"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"workload: {prompts: records, prompts: tools}", "the key 'prompts' occurs twice"),
+        (b"workload: {prompts: r\xe9}", "is not UTF-8 at byte 22"),
+        (b"workload: {prompts: records}\ngrammar: {kind: json_schema, file: s.json}", "s.json is not JSON in line 1"),
+    ],
+)
+def test_a_file_with_a_fault_gets_one_sentence(tmp_path, content, sentence):
+    (tmp_path / "s.json").write_text("{'type': 'object'}", encoding="utf-8")
+    (tmp_path / "cell.yaml").write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        load_cell(tmp_path / "cell.yaml")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from specgram_lab.patches import registry
 
@@ -37,8 +38,27 @@ def main() -> None:
             if release not in releases:
                 releases.append(release)
                 print(f"{name}: {symbol} {mark} in {release}")
-    text = json.dumps(table, indent=1, sort_keys=True) + "\n"
-    registry.FINGERPRINTS.write_text(text, encoding="utf-8")
+    write(registry.FINGERPRINTS, table)
+    kernels_of(release)
+
+
+def kernels_of(release: str) -> None:
+    """The same for the Triton kernels that have a native version."""
+    from specgram_lab.builders.cpu import kernels
+
+    table = kernels.known_marks()
+    for name in kernels.NATIVE:
+        found = kernels.find(name)
+        releases = table.setdefault(name, {}).setdefault(kernels.mark(found), []) if found is not None else [release]
+        if release not in releases:
+            releases.append(release)
+            print(f"kernel {name} in {release}")
+    write(kernels.FINGERPRINTS, table)
+
+
+def write(path: Path, table: dict[str, dict[str, list[str]]]) -> None:
+    """Sorted JSON."""
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

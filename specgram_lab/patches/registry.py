@@ -105,8 +105,13 @@ def resolve(symbol: str) -> Any:
 
 
 def fingerprint(symbol: str) -> str:
-    """16 hex digits of the SHA-256 of the symbol's source, read as a syntax tree: comments and layout do not count."""
-    source = inspect.getsource(inspect.unwrap(resolve(symbol)))
+    """`mark_of` the object that ``symbol`` names."""
+    return mark_of(inspect.unwrap(resolve(symbol)))
+
+
+def mark_of(found: Any) -> str:
+    """16 hex digits of the SHA-256 of an object's source, read as a syntax tree: comments and layout do not count."""
+    source = inspect.getsource(found)
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
@@ -191,8 +196,18 @@ def activate(wanted: Sequence[str], options: Mapping[str, Mapping[str, Any]] | N
 
 
 def deactivate(name: str) -> None:
-    """Switch one patch off: what it replaced is put back."""
+    """Switch one patch off: what it replaced is put back.
+
+    Patches that came later may hold its functions, so they are taken off first and put on again.
+    """
+    order = list(_ACTIVE)
+    later = order[order.index(name) + 1 :]
+    for other in reversed(later):
+        _ACTIVE[other].replacements.undo()
     _ACTIVE.pop(name).replacements.undo()
+    for other in later:
+        _ACTIVE[other].replacements = Replacements()
+        _ACTIVE[other].patch.apply(_ACTIVE[other].replacements, _ACTIVE[other].options)
 
 
 def active() -> dict[str, dict[str, Any]]:

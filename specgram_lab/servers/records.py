@@ -143,9 +143,11 @@ def _json(text: str) -> Record | None:
         return None
     if isinstance(content.get("log"), str) and "stream" in content and not content["log"].lstrip().startswith('{"log"'):
         return parse_record(content["log"])
-    message = _text(content, "message", "msg", "event")
+    message = _text(content, "message", "msg", "event", "MESSAGE", "textPayload")
     if message is None:
         return None
+    if "MESSAGE" in content or "textPayload" in content:  # journalctl -o json, Google Cloud: a whole line inside
+        return parse_record(message)
     pid = content.get("process", content.get("pid"))
     source = _text(content, "fileinfo", "filename", "name", "logger")
     line = content.get("lineno")

@@ -41,7 +41,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401  stream placeholders; must come befo
 from specgram_lab.builders.cpu import kernels
 
 for _name in kernels.NATIVE:
-    kernels._find(_name)
+    kernels.find(_name)
 
 for _name, _value in _before.items():
     if _value is None:

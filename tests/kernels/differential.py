@@ -87,5 +87,5 @@ def checked(module: str) -> Iterator[Counter[str]]:
 
 def check(name: str, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
     """Check one launch of a kernel given by its full name."""
-    kernel = kernels._find(name)
+    kernel = kernels.find(name)
     Checked(name.rsplit(".", 1)[1], kernel, kernels.NATIVE[name], Counter())[grid](*args, **kwargs)

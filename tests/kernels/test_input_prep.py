@@ -88,7 +88,7 @@ def run_on_tables(seed, native, groups, padded):
     contents, chosen = b.ints(14), b.ints(5, 0, groups)
 
     def launch(name, grid, *args, **kwargs):
-        kernel = kernels._find(name)
+        kernel = kernels.find(name)
         if native:
             kernels.NATIVE[name](grid, *args, **kwargs)
         else:

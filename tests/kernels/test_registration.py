@@ -79,7 +79,14 @@ def test_a_kernel_with_other_parameters_is_left_alone():
 
     name = "vllm.v1.worker.gpu.sample.min_p._min_p_kernel"
     assert not kernels._fits(Changed, kernels.NATIVE[name])
-    assert kernels._fits(kernels._find(name), kernels.NATIVE[name])
+    assert kernels._fits(kernels.find(name), kernels.NATIVE[name])
+
+
+def test_a_kernel_with_another_body_is_left_alone(monkeypatch):
+    name = "vllm.v1.worker.gpu.sample.min_p._min_p_kernel"
+    known = {**kernels.known_marks(), name: {"0123456789abcdef": ["0.0.1"]}}
+    monkeypatch.setattr(kernels, "known_marks", lambda: known)
+    assert not kernels._fits(kernels.find(name), kernels.NATIVE[name])
 
 
 def test_driver_is_active_only_for_the_interpreter_without_a_gpu():

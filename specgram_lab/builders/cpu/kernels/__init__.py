@@ -1,19 +1,23 @@
 """Native versions of the Triton kernels that Model Runner V2 launches, registered through vLLM's own seam.
 
 ``register()`` inside the engine process, before V2 launches anything, is all a caller needs. A kernel without
-a native version, or whose parameters differ in the installed vLLM from what the native version was written
-for, still runs in Triton's interpreter; ``survey()`` says which.
+a native version, or whose source in the installed vLLM is not the one that the native version was tested
+against, still runs in Triton's interpreter; ``survey()`` says which.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import pkgutil
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from specgram_lab.builders.cpu.interpreter import interpreted_launches
+from specgram_lab.patches.registry import mark_of
 
 __all__ = ["NATIVE", "interpreted_launches", "native_launches", "register", "survey"]
 
@@ -30,6 +34,8 @@ _AREAS = (
     "mtp",
     "truncation",
 )
+FINGERPRINTS = Path(__file__).with_name("fingerprints.json")
+"""``{kernel: {fingerprint: [releases]}}``; written by ``python -m specgram_lab.patches.fingerprint``."""
 _SURVEYED_PACKAGE = "vllm.v1.worker.gpu"
 _native: dict[str, Callable[..., None]] = {}
 _registered: dict[str, Any] = {}
@@ -48,8 +54,8 @@ def __getattr__(name: str) -> Any:
 def register() -> list[str]:
     """Make vLLM use the native kernels; returns the full names of those that the installed build has.
 
-    A second call changes nothing. Kernels whose parameters are not the ones the native version expects are
-    left alone: another vLLM may mean something else by them.
+    A second call changes nothing. Kernels whose source is not known are left alone: another vLLM may mean
+    something else by them.
     """
     from vllm.triton_utils.dispatcher import register_kernels
 
@@ -58,13 +64,13 @@ def register() -> list[str]:
     fitting: dict[str, Callable[..., None]] = {}
     originals: dict[str, Any] = {}
     for name, function in __getattr__("NATIVE").items():
-        kernel = _find(name)
+        kernel = find(name)
         if name not in _registered and kernel is not None and _fits(kernel, function):
             fitting[name], originals[name] = function, kernel
     with scanning_vllm_only():
         register_kernels(fitting)
     for name in fitting:
-        wrapper = _find(name)
+        wrapper = find(name)
         keep_grid(wrapper, name, originals[name])
         _registered[name] = wrapper
     return sorted(_registered)
@@ -82,7 +88,7 @@ def survey() -> dict[str, str]:
 
     * ``native``: registered in this process,
     * ``available``: a fitting native version exists but was not registered,
-    * ``interpreted``: we have one, but for other parameters than the installed kernel's,
+    * ``interpreted``: we have one, but for another source than the installed kernel's,
     * ``unknown``: a kernel that our table does not have,
     * ``absent``: a kernel of our table that the installed build does not have.
     """
@@ -95,7 +101,7 @@ def _state(name: str) -> str:
     function = __getattr__("NATIVE").get(name)
     if name in _registered:
         return "native"
-    kernel = _find(name)
+    kernel = find(name)
     if kernel is None:
         return "absent"
     if function is None:
@@ -103,7 +109,7 @@ def _state(name: str) -> str:
     return "available" if _fits(kernel, function) else "interpreted"
 
 
-def _find(name: str) -> Any | None:
+def find(name: str) -> Any | None:
     """The kernel object of a full name, None where the installed build has none."""
     module, attribute = name.rsplit(".", 1)
     try:
@@ -113,9 +119,22 @@ def _find(name: str) -> Any | None:
 
 
 def _fits(kernel: Any, function: Callable[..., None]) -> bool:
-    """Whether the native version takes exactly the kernel's parameters, after the grid."""
+    """Whether the kernel's source is known, and the native version takes exactly its parameters, after the grid."""
     code = function.__code__
-    return tuple(getattr(kernel, "arg_names", ())) == code.co_varnames[1 : code.co_argcount]
+    if tuple(getattr(kernel, "arg_names", ())) != code.co_varnames[1 : code.co_argcount]:
+        return False
+    return mark(kernel) in known_marks().get(f"{_home(kernel)}.{_written(kernel).__name__}", {})
+
+
+def mark(kernel: Any) -> str:
+    """Fingerprint of the kernel's source, as the patches have it."""
+    return mark_of(_written(kernel))
+
+
+@cache
+def known_marks() -> dict[str, dict[str, list[str]]]:
+    """Per kernel, the fingerprints that the native version was tested against, and the releases that have them."""
+    return dict(json.loads(FINGERPRINTS.read_text(encoding="utf-8"))) if FINGERPRINTS.is_file() else {}
 
 
 def _kernels_of_build() -> list[str]:
@@ -136,8 +155,13 @@ def _kernels_of_build() -> list[str]:
 
 
 def _home(kernel: Any) -> str:
-    """The module that defines a kernel, seen through heuristics, the JIT and our wrappers."""
+    """The module that defines a kernel."""
+    return str(_written(kernel).__module__)
+
+
+def _written(kernel: Any) -> Any:
+    """The function as it was written, seen through heuristics, the JIT and our wrappers."""
     function = getattr(kernel, "original", kernel)
     while hasattr(function, "fn"):
         function = function.fn
-    return str(function.__module__)
+    return function
