@@ -3,7 +3,7 @@
 ``python benchmarks/v2_speed.py [--json] [--pairs N] [--dspark FOLDER]``. Every comparison is a series of pairs in one
 go: both engines are there, passes alternate, the first of each is thrown away. Ratios of speed (tokens a second) for
 ``v2_over_v1`` and ``native_over_interpreted``; ``recorder_overhead`` is the ratio of a step's time with the recorder to
-that of the same step without, on one engine, and ``own_share`` the share of a pass in the recorder's own code by
+that of a step without, on one engine, and ``own_share`` the share of a pass in the recorder's own code by
 cProfile. Time is the processor's, which does not see what else the machine does; the ratio of speeds by the clock
 stands under ``clock``.
 """
@@ -59,21 +59,21 @@ def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
 
 
 def overhead(worker: Worker, pairs: int) -> dict[str, Any]:
-    """Time of a step with the recorder over the time of the same step without it.
+    """Time of a step with the recorder over the time of a step without it.
 
-    The texts are the same, so step i of one pass does the work of step i of the other: the ratio of a pair of passes
-    is the median over their steps, which a disturbance of some steps does not move.
+    A pair of passes gives the ratio of its median steps, which a disturbance of some steps does not move.
     """
     worker.run(), worker.run(record=True)
-    ratios: list[float] = []
+    medians: dict[bool, list[float]] = {True: [], False: []}
+    texts = set()
     for number in range(pairs):
-        both = {record: worker.run(record=record) for record in (True, False)[:: 1 if number % 2 else -1]}
-        steps = [both[record]["step_cpu_seconds"] for record in (True, False)]
-        if both[True]["texts"] != both[False]["texts"] or len(steps[0]) != len(steps[1]):
-            raise RuntimeError("the recorder changed the texts or the number of steps")
-        ratios.append(float(np.median(np.divide(*steps))))
-    result: dict[str, Any] = ratio(ratios, np.ones(pairs))
-    return result | {"steps": len(steps[0]), "own_share": worker.run(record=True, cprofile=True)["recorder_share"]}
+        for record in (True, False)[:: 1 if number % 2 else -1]:
+            one = worker.run(record=record)
+            medians[record].append(float(np.median(one["step_cpu_seconds"])))
+            texts.add(one["texts"])
+    result: dict[str, Any] = ratio(medians[True], medians[False])
+    result |= {"steps": one["steps"], "same_texts": len(texts) == 1}
+    return result | {"own_share": worker.run(record=True, cprofile=True)["recorder_share"]}
 
 
 def shares(worker: Worker) -> dict[str, float]:

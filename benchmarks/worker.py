@@ -88,7 +88,8 @@ def one_pass(cell: Cell, llm: Any, profile: bool) -> dict[str, Any]:
     def step() -> Any:
         before = time.process_time()
         result = original()
-        steps.append(time.process_time() - before)
+        if result:  # not one of those that wait for a grammar to be compiled
+            steps.append(time.process_time() - before)
         return result
 
     engine.step = step

@@ -18,7 +18,7 @@ from typing import Any
 
 from specgram_lab import ledger
 from specgram_lab.builders.options import OPTIONS, REPORTS
-from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
+from specgram_lab.handover import BEGUN, CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.spec import Cell, parse_cell
 
 STARTED = time.monotonic()
@@ -106,6 +106,7 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
         "patches": active_patches(),
         "cells_before": report["cells_before"],
     }
+    write_json(folder / BEGUN, {key: report[key] for key in ("effective", "budget_effective", "provenance")})
     session = Session(cell, llm, progress=folder / PROGRESS)
     RECORDER.clear()
     reset_launches()

@@ -26,7 +26,7 @@ import psutil
 
 from specgram_lab import capabilities, grammars, ledger, models, semantics, workloads
 from specgram_lab.builders import options
-from specgram_lab.handover import CELL, CHILD, PARENT, PROGRESS, write_json
+from specgram_lab.handover import BEGUN, CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.paths import DataNotFoundError, data_file
 from specgram_lab.spec import Cell, SpecError
 
@@ -311,30 +311,17 @@ class Watch:
 
 def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
     """The columns that the run gave, from the child's report or, without one, from how it ended."""
-    path = folder / CHILD
-    if ending is not None and ending.limit:
-        kind, _, reason = ending.limit.partition(": ")
-        return {"outcome": kind, "reason": reason, "partial": True}
     if ending is not None:
-        if ending.returncode < 0:
-            name = signal.Signals(-ending.returncode).name
-            hint = " (from outside; the system does so when memory runs out)" if name == "SIGKILL" else ""
-            return {"outcome": "killed", "reason": f"the engine's process was ended by {name}{hint}", "partial": True}
-        reason = f"the engine's process ended with code {ending.returncode}: {last_line(folder / LOG)}"
-        return {"outcome": "engine_failed", "reason": reason, "partial": True}
-    report = json.loads(path.read_text(encoding="utf-8"))
+        begun = folder / BEGUN
+        known = json.loads(begun.read_text(encoding="utf-8")) if begun.is_file() else {}
+        return ended_early(folder, ending) | configured(known)
+    report = json.loads((folder / CHILD).read_text(encoding="utf-8"))
     row = {
         key: report.get(key)
         for key in ("outcome", "reason", "partial", "prompts", "output_tokens", "generate_s", "start_s")
     }
-    effective, counters = report.get("effective"), report.get("counters", {})
-    if effective is not None:
-        row |= {
-            "runner_effective": effective["runner"],
-            "scheduling_effective": effective["scheduling"],
-            "config_effective": json.dumps(effective, sort_keys=True),
-        }
-    row["budget_effective"] = report.get("budget_effective")
+    row |= configured(report)
+    counters = report.get("counters", {})
     for column, name in (
         ("engine_num_drafts", "vllm:spec_decode_num_drafts"),
         ("engine_draft_tokens", "vllm:spec_decode_num_draft_tokens"),
@@ -342,6 +329,33 @@ def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
     ):
         row[column] = counters.get(name)
     row |= report.get("columns", {})
+    return row
+
+
+def ended_early(folder: Path, ending: Ending) -> dict[str, Any]:
+    """Outcome and reason of a cell whose process ended before it did."""
+    if ending.limit:
+        kind, _, reason = ending.limit.partition(": ")
+    elif ending.returncode < 0:
+        name = signal.Signals(-ending.returncode).name
+        hint = " (from outside; the system does so when memory runs out)" if name == "SIGKILL" else ""
+        kind, reason = "killed", f"the engine's process was ended by {name}{hint}"
+    else:
+        kind = "engine_failed"
+        reason = f"the engine's process ended with code {ending.returncode}: {last_line(folder / LOG)}"
+    return {"outcome": kind, "reason": reason, "partial": True}
+
+
+def configured(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns about what the engine says it is, as far as it came to say it."""
+    row: dict[str, Any] = {"budget_effective": report.get("budget_effective")}
+    effective = report.get("effective")
+    if effective is not None:
+        row |= {
+            "runner_effective": effective["runner"],
+            "scheduling_effective": effective["scheduling"],
+            "config_effective": json.dumps(effective, sort_keys=True),
+        }
     if "provenance" in report:
         row["provenance"] = json.dumps(report["provenance"], sort_keys=True)
     return row

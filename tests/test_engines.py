@@ -10,6 +10,7 @@ import pytest
 from engines import NGRAM, OBJECT, SCHEMA, SELF, cell
 
 from specgram_lab import semantics, twins
+from specgram_lab.grammars import tools_grammar
 from specgram_lab.spec import parse_cell
 
 pytestmark = pytest.mark.engine
@@ -40,8 +41,22 @@ NULL_SCHEMA = {
     "required": ["kind", "note"],
     "additionalProperties": False,
 }
+TOOL = {
+    "name": "ring",
+    "parameters": {"type": "object", "properties": {"times": {"enum": [1, 2]}}, "required": ["times"]},
+}
+KINDS = {
+    "ebnf": {"kind": "ebnf", "value": 'root ::= "It is " ("warm" | "cold") "."'},
+    "choice": {"kind": "choice", "value": ["a red boat", "a red barn", "nothing"]},
+    "structural_tag": tools_grammar([TOOL]).model_dump(mode="json"),
+    "json_schema": {"kind": "json_schema", "value": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}},
+}
+GUIDANCE = {**SCHEMA, "backend": "guidance"}
 OTHERS = {
+    **{kind: cell(NGRAM, grammar, workload={"limit": 2, "max_tokens": 40}) for kind, grammar in KINDS.items()},
+    "guidance": cell(NGRAM, GUIDANCE, workload={"limit": 2, "max_tokens": 64}),
     "unrecorded": cell(NGRAM, SCHEMA, engine={"record": False}),
+    "unrecorded-v2": cell(SELF, SCHEMA, engine={"runner": "v2", "scheduling": "async", "record": False}),
     "async-ngram": cell(NGRAM, OBJECT, **ASYNC),
     "min-p-tiny": cell(NGRAM, OBJECT, workload={"min_p": 1e-6, "temperature": 0.7, "limit": 2}),
     "min-p": cell(NGRAM, OBJECT, workload={"min_p": 0.01, "temperature": 0.7, "limit": 2}),
@@ -117,9 +132,12 @@ def test_the_target_as_its_own_drafter_is_always_right(ran, name):
     assert missed.empty, missed.to_string()
 
 
-def test_a_run_without_the_recorder_gives_the_same_text(ran):
-    recorded, bare = ran["v1-ngram-schema"], ran["unrecorded"]
-    assert json.loads(bare.run["provenance"])["patches"] == {}
+@pytest.mark.parametrize(
+    ("with_it", "without"), [("v1-ngram-schema", "unrecorded"), ("v2-async-self-schema", "unrecorded-v2")]
+)
+def test_a_run_without_the_recorder_gives_the_same_text(ran, with_it, without):
+    recorded, bare = ran[with_it], ran[without]
+    assert "recorder" not in json.loads(bare.run["provenance"])["patches"]
     assert bare.steps.empty
     assert list(recorded.requests["text"]) == list(bare.requests["text"])
     assert recorded.run["engine_draft_tokens"] == bare.run["engine_draft_tokens"]
@@ -182,6 +200,15 @@ def test_a_bad_grammar_costs_only_itself(ran):
     assert bad["outcome"] == "grammar_rejected"
     assert "Unclosed '['" in bad["reason"]
     assert ran["after-bad-regex"].run["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("name", [*KINDS, "guidance"])
+def test_every_kind_of_grammar_is_obeyed_and_recorded(ran, name):
+    one = ran[name]
+    assert one.run["outcome"] == "ok", one.run["reason"]
+    assert set(one.requests["output_class"]) == {"valid"}, one.requests["text"].tolist()
+    assert bool((one.steps["judged"] | (one.steps["drafted"] == 0)).all())
+    assert semantics.reconcile(one.steps, one.requests, one.runs) == []
 
 
 def test_a_null_copied_from_the_prompt_is_drafted_and_never_emitted(ran):

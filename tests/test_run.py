@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from ledgers import simulate
 
 from specgram_lab import ledger, scenarios
 from specgram_lab import run as runs
+from specgram_lab.handover import BEGUN
 from specgram_lab.run import reconciled
 from specgram_lab.spec import Limits, parse_cell
 
@@ -234,3 +236,11 @@ def test_a_cell_whose_model_or_prompts_cannot_be_had_is_a_row_and_the_others_run
     assert [row["outcome"] for row in rows] == ["unsupported", "unsupported"]
     assert reason in rows[0]["reason"]
     assert "async scheduling with ngram" in rows[1]["reason"]
+
+
+def test_a_killed_cell_keeps_what_its_engine_said_of_itself(tmp_path):
+    said = {"effective": {"runner": "v2", "scheduling": "async"}, "budget_effective": "off", "provenance": {"x": 1}}
+    (tmp_path / BEGUN).write_text(json.dumps(said), encoding="utf-8")
+    row = runs.outcome(tmp_path, runs.Ending(-signal.SIGKILL))
+    assert (row["outcome"], row["runner_effective"], row["scheduling_effective"]) == ("killed", "v2", "async")
+    assert json.loads(row["provenance"]) == {"x": 1}
