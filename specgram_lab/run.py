@@ -33,6 +33,8 @@ from specgram_lab.spec import Cell, SpecError
 DONE = "done.json"
 LOG = "engine.log"
 POLL_S = 0.05
+LOOK_S = 0.25
+"""Between two looks at what an engine has started; each goes through all processes of the machine."""
 SHOWN = 3
 """Differences between the engine's numbers and the ledger that a reason spells out."""
 
@@ -240,10 +242,12 @@ def wait(
     process: subprocess.Popen[bytes], watched: Watch, cell: Cell, folder: Path, progress: Progress | None
 ) -> Ending | None:
     """Poll until the cell is through (None), or its process has ended or broken a limit."""
-    deadline = time.monotonic() + cell.limits.timeout_s
+    deadline, next_look = time.monotonic() + cell.limits.timeout_s, 0.0
     shown = ""
     while not (folder / CHILD).is_file():
-        watched.look()
+        if time.monotonic() >= next_look:
+            watched.look()
+            next_look = time.monotonic() + LOOK_S
         if process.poll() is not None:
             return None if (folder / CHILD).is_file() else Ending(process.returncode)
         if time.monotonic() > deadline:
