@@ -48,15 +48,31 @@ def device(cell: Cell) -> str:
     """The device that ``cell`` runs on: as asked, or CUDA where it is there."""
     if cell.engine.device != "auto":
         return cell.engine.device
-    return "cuda" if has_cuda() and cell.engine.kind != "scripted" else "cpu"
+    own = cell.engine.build is None or cell.engine.build == build()[1]
+    return "cuda" if own and has_cuda() and cell.engine.kind != "scripted" else "cpu"
 
 
 Rule = Callable[[Cell], str | None]
 
 
 def _no_engine(cell: Cell) -> str | None:
-    if cell.engine.python is None and not build()[0]:
+    if cell.engine.python is None and cell.engine.build is None and not build()[0]:
         return "no vLLM is installed here; make install puts the CPU build in"
+    return None
+
+
+def _other_build(cell: Cell) -> str | None:
+    from specgram_lab import builds
+
+    if cell.engine.build is None:
+        return None
+    try:
+        found = builds.find(cell.engine.build)
+        builds.interpreter(cell.engine.build)
+    except builds.BuildError as error:
+        return str(error)
+    if found.scripted_only and cell.engine.kind != "scripted":
+        return f"vLLM {found.version} is here as Python sources without compiled code: only engine scripted runs on it"
     return None
 
 
@@ -97,7 +113,8 @@ def _adaptive(cell: Cell) -> str | None:
         return None
     if cell.engine.runner == "v1":
         return "adaptive verification exists for Model Runner V2 only"
-    if cell.drafter.method not in ADAPTIVE_METHODS:
+    ranked = "av-ngram" in cell.engine.patches and cell.drafter.method in ("ngram", "ngram_gpu")
+    if cell.drafter.method not in ADAPTIVE_METHODS and not ranked:
         return f"adaptive verification with drafter {cell.drafter.method}: it gives no confidence to rank drafts by"
     if cell.engine.pipeline_parallel > 1:
         return "adaptive verification is not compatible with pipeline parallelism"
@@ -108,7 +125,9 @@ def _adaptive(cell: Cell) -> str | None:
 
 def _parallel(cell: Cell) -> str | None:
     engine = cell.engine
-    if engine.pipeline_parallel > 1 and engine.runner == "v1" and engine.scheduling == "async":
+    # a scripted engine starts in seconds, and another build or a patch may allow it: vLLM itself is asked
+    own = engine.kind == "local" and engine.build is None and "pre-56250-pp-async" not in engine.patches
+    if own and engine.pipeline_parallel > 1 and engine.runner == "v1" and engine.scheduling == "async":
         return "pipeline parallelism with async scheduling is refused on Model Runner V1 since 0.31 (vllm#56250)"
     if engine.record and engine.kind == "local" and engine.pipeline_parallel * engine.tensor_parallel > 1:
         return "the recorder needs scheduler and worker in one process; set record: false for a parallel engine"
@@ -142,7 +161,8 @@ def _patches(cell: Cell) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    _patches, _no_engine, _no_cuda, _async_drafter, _runner_drafter, _adaptive, _parallel, _weights, _vocabulary,
+    _patches, _no_engine, _other_build, _no_cuda, _async_drafter, _runner_drafter, _adaptive, _parallel, _weights,
+    _vocabulary,
 )  # fmt: skip
 
 

@@ -6,10 +6,8 @@ with the outcome as this process saw it. What is not written when it dies, its p
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -17,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from specgram_lab import ledger
+from specgram_lab.av import tables as budget_tables
 from specgram_lab.builders.options import OPTIONS, REPORTS
-from specgram_lab.handover import BEGUN, CELL, CHILD, PARENT, PROGRESS, write_json
+from specgram_lab.handover import BEGUN, CELL, CELL_BEGINS, CHILD, PROGRESS, die_with_parent, write_json
 from specgram_lab.spec import Cell, parse_cell
 
 STARTED = time.monotonic()
@@ -38,6 +37,7 @@ def main(folders: list[Path]) -> None:
                 server.run(cell, folder, report, dict(os.environ))
             else:
                 llm = llm or build(cell)
+                print(f"{CELL_BEGINS}{cell.cell_id}", file=sys.stderr, flush=True)
                 run(cell, llm, folder, report)
         except ledger.LedgerError as error:
             report["outcome"], report["reason"] = "ledger_failed", str(error)
@@ -52,15 +52,6 @@ def main(folders: list[Path]) -> None:
     sys.stderr.flush()
     # vLLM's threads may outlive the engine and hold the interpreter; nothing is left to do.
     os._exit(0)
-
-
-def die_with_parent() -> None:
-    """On Linux: be killed when the process that started this one is; leave at once if it already was."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.environ.get(PARENT) not in (None, str(os.getppid())):
-        os._exit(1)
 
 
 def refused_by_config(error: BaseException) -> bool:
@@ -110,6 +101,10 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     session = Session(cell, llm, progress=folder / PROGRESS)
     RECORDER.clear()
     reset_launches()
+    if local.verifies_adaptively(llm):
+        from specgram_lab.patches import budget
+
+        budget.LOG.begin(llm)
     before = engine_counters(llm)
     try:
         session.run()
@@ -161,6 +156,10 @@ def write_tables(cell: Cell, folder: Path, session: Any, report: dict[str, Any])
         steps, events = session.recorded(cell.cell_id)
         ledger.write_table(folder, "fsm_events", ledger.frame("fsm_events", events))
         ledger.write_table(folder, "steps", ledger.frame("steps", steps))
+        if report["budget_effective"] != "off":
+            from specgram_lab.patches.budget import LOG
+
+            budget_tables.write(folder, cell.cell_id, LOG.steps, LOG.proposals)
     if os.environ.get("TRITON_INTERPRET") == "1":
         from specgram_lab.builders.cpu.interpreter import interpreted_launches
 

@@ -9,11 +9,17 @@ from typing import Annotated
 
 import typer
 
-from specgram_lab import cli_scenarios
+from specgram_lab import cli_builds, cli_cases, cli_drafters, cli_scenarios, cli_sweeps
 from specgram_lab.servers import commands as server_commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_scenarios.app, name="scenarios")
+app.add_typer(cli_drafters.app, name="drafters")
+app.add_typer(cli_builds.app, name="builds")
+app.add_typer(cli_cases.app, name="case")
+app.command("cases")(cli_cases.list_cases)
+app.add_typer(cli_sweeps.app, name="sweep")
+app.command("batch")(cli_sweeps.batch)
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -63,12 +69,38 @@ def show(
 
 
 @app.command()
-def doctor(as_json: JsonFlag = False) -> None:
-    """Say what is installed, what can run here, and why the rest cannot."""
+def doctor(
+    wheel: Annotated[
+        Path | None, typer.Option("--wheel", help="Look into this vLLM wheel or source folder; nothing of it is run.")
+    ] = None,
+    server_command: Annotated[
+        str | None, typer.Option("--server-command", help="'vllm serve ...', or a file with it.")
+    ] = None,
+    speculative_config: Annotated[str | None, typer.Option("--speculative-config", help="As given to vLLM.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option("--reasoning-parser")] = None,
+    tool_call_parser: Annotated[str | None, typer.Option("--tool-call-parser")] = None,
+    runner: Annotated[str | None, typer.Option("--runner", help="Model runner, v1 or v2.")] = None,
+    pipeline_parallel_size: Annotated[int | None, typer.Option("--pipeline-parallel-size", min=1)] = None,
+    async_scheduling: Annotated[bool | None, typer.Option("--async-scheduling/--no-async-scheduling")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda, if it is not the build's own.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which fixes vLLM contains, by its code, and what follows for a server; else also what can run here."""
     from specgram_lab import doctor as examine
+    from specgram_lab.fixes import command, report
 
-    report = examine.examine()
-    typer.echo(json.dumps(report, indent=1) if as_json else examine.to_text(report))
+    given = command.of_options(
+        server_command, speculative_config, reasoning_parser=reasoning_parser, tool_parser=tool_call_parser,
+        runner=runner, pipeline_parallel=pipeline_parallel_size, async_scheduling=async_scheduling, device=device,
+    )  # fmt: skip
+    fixes = examine.of_build(wheel, given)
+    if fixes and not as_json:
+        typer.echo(report.to_text(fixes))
+    rest = {} if wheel or given else examine.examine()
+    if as_json:
+        typer.echo(json.dumps({"fixes": fixes} | rest, indent=1))
+    elif rest:
+        typer.echo("\n" + examine.to_text(rest))
 
 
 @app.command()
@@ -113,6 +145,9 @@ server_commands.add_to(app)
 
 def main() -> None:
     """Run the command; what was wrong with the input is one sentence, and exit code 2."""
+    from specgram_lab.builds import BuildError
+    from specgram_lab.fixes.configuration import ConfigurationError
+    from specgram_lab.fixes.source import SourceError
     from specgram_lab.ledger import LedgerError
     from specgram_lab.models import ModelError
     from specgram_lab.paths import DataNotFoundError
@@ -123,7 +158,10 @@ def main() -> None:
 
     try:
         app()
-    except (SpecError, DataNotFoundError, ModelError, OutputFolderError, LedgerError, LogError, MetricsError) as error:
+    except (
+        SpecError, DataNotFoundError, ModelError, OutputFolderError, LedgerError, LogError, MetricsError, BuildError,
+        ConfigurationError, SourceError,
+    ) as error:  # fmt: skip
         print(f"specgram: {error}", file=sys.stderr)
         sys.exit(2)
 

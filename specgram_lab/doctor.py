@@ -1,4 +1,7 @@
-"""What is installed here, what can run, and why the rest cannot. Looks without importing vLLM or torch."""
+"""What is installed here: which fixes it contains and what follows, what can run, and why the rest cannot.
+
+Looks without importing vLLM or torch.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specgram_lab import capabilities, models, provenance
 from specgram_lab.builders import options
+from specgram_lab.fixes import report as fixes
+from specgram_lab.fixes.configuration import Configuration
+from specgram_lab.fixes.source import SourceError, installed, open_source
 from specgram_lab.scenarios import Side
 from specgram_lab.spec import NEEDS_WEIGHTS, Budget, Cell, Drafter, Engine, Method, Target, Workload
 
@@ -22,7 +29,7 @@ INTERPRETER_TRITON = "3.9.0"
 
 
 def examine() -> dict[str, Any]:
-    """The whole report as plain data."""
+    """What is installed and what can run, as plain data."""
     name, release = capabilities.build()
     return {
         "python": platform.python_version(),
@@ -37,6 +44,23 @@ def examine() -> dict[str, Any]:
         "drafters": {method: drafter(method) for method in get_args(Method)},
         "kernels": kernels(),
     }
+
+
+def of_build(place: Path | None, configuration: Configuration | None) -> dict[str, Any] | None:
+    """Which fixes a build contains and what follows for a server: a wheel, a folder, or what is installed.
+
+    Returns:
+        `fixes.report.of_build`; None where nothing is installed and no server was asked about.
+
+    Raises:
+        SourceError: there is no vLLM to answer with.
+    """
+    source = installed() if place is None else open_source(place)
+    if source is not None:
+        return fixes.of_build(source, configuration)
+    if configuration is None:
+        return None
+    raise SourceError("no vLLM is installed here; --wheel reads one from a file or a folder")
 
 
 def adaptive(runner: Runner) -> Engine:
@@ -120,7 +144,7 @@ def kernels() -> dict[str, str]:
 
 
 def to_text(report: dict[str, Any]) -> str:
-    """The report for a terminal."""
+    """`examine` for a terminal."""
     build = report["vllm"]
     lines = [
         f"Python {report['python']}, {build['distribution'] + ' ' + build['version'] if build else 'no vLLM'},"

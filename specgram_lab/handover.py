@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ BEGUN = "begun.json"
 """What that process knows before the first request: effective configuration and provenance, should it be killed."""
 PROGRESS = "progress"
 """Finished and all requests, as ``3/12``."""
+CELL_BEGINS = "specgram cell "
+"""What the process writes into its log, with the cell's id behind it, where an engine takes up a cell."""
 PARENT = "SPECGRAM_PARENT"
 """Environment variable: id of the process that started this one."""
 
@@ -23,3 +29,12 @@ def write_json(path: Path, content: Any) -> None:
     part = path.with_name(f".{path.name}.tmp")
     part.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     part.replace(path)
+
+
+def die_with_parent() -> None:
+    """On Linux: be killed when the process that started this one is; leave at once if it already was."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.environ.get(PARENT) not in (None, str(os.getppid())):
+        os._exit(1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
@@ -15,10 +15,16 @@ from tqdm.auto import tqdm
 
 from specgram_lab import ledger
 from specgram_lab.notebooks import close
-from specgram_lab.run import run_cells
+from specgram_lab.run import Ended, Progress, is_done, run_cells, writing
 from specgram_lab.spec import Cell, SpecError, explain, parse_cell
 
-__all__ = ["Results", "close", "collect", "grid", "parameters", "read", "run"]
+if TYPE_CHECKING:
+    from specgram_lab.sweeps.definition import Sweep
+
+__all__ = ["Results", "close", "collect", "grid", "parameters", "read", "run", "sweep"]
+
+Executor = Callable[[Sequence[tuple[Cell, Path]], Progress, Ended], object]
+"""What runs cells in their folders, as `specgram_lab.run.run_cells` does."""
 
 
 @dataclass(frozen=True)
@@ -74,38 +80,72 @@ def grid(
     return list(cells.values())
 
 
-def run(cells: Iterable[Cell], folder: str | Path) -> Results:
+def run(
+    cells: Iterable[Cell], folder: str | Path, executor: Executor = run_cells, ended: Ended | None = None
+) -> Results:
     """Run what is not finished in ``folder`` yet, then collect all of it.
 
     Shows a bar in a notebook or terminal, and one plain line per finished cell in a log.
+
+    Args:
+        cells: what to run.
+        folder: where their tables go.
+        executor: what runs them; by itself one engine after another in processes of this machine.
+        ended: called with the folder and the outcome of every cell that ends.
     """
     folder = Path(folder)
-    work = [(cell, folder / "cells" / cell.cell_id) for cell in cells]
+    work = [(cell, folder.absolute() / "cells" / cell.cell_id) for cell in cells]
     if not work:
         raise SpecError("there is no cell to run")
-    names = {path.absolute(): cell.cell_id for cell, path in work}
+    names = {path: cell.cell_id for cell, path in work}
+    left = [(cell, path) for cell, path in work if not is_done(cell, path)]
     live = sys.stderr.isatty() or "ipykernel" in sys.modules
-    with tqdm(total=len(work), unit="cell", disable=not live) as bar:
+    with writing(folder), tqdm(total=len(work), initial=len(work) - len(left), unit="cell", disable=not live) as bar:
 
         def progress(path: Path, finished: int, total: int) -> None:
             bar.set_description(f"{names[path]} {finished}/{total}", refresh=True)
 
-        def ended(path: Path, outcome: str) -> None:
+        def through(path: Path, outcome: str) -> None:
             bar.update()
             if not live:
                 print(f"{names[path]}: {outcome}", flush=True)
+            if ended is not None:
+                ended(path, outcome)
 
-        run_cells(work, progress, ended)
-    return collect([path for _, path in work], folder)
+        if left:
+            executor(left, progress, through)
+        return collect([path for _, path in work], folder)
+
+
+def sweep(
+    definition: Sweep | Mapping[str, Any] | str | Path, folder: str | Path, executor: Executor | None = None
+) -> Results:
+    """Run what is missing of a sweep, with a bar and, in a notebook, a table that fills; then collect all of it.
+
+    Args:
+        definition: a `Sweep`, the same as plain data, or the path of its YAML.
+        folder: where the tables go; the folder is the record of what is done.
+        executor: as in `run`; by itself as many engines at once as this machine has room for.
+
+    Raises:
+        SpecError: the definition is wrong, or differs from the one that finished cells in ``folder`` were made with.
+        OutputFolderError: the folder cannot be written, or another runner works in it.
+    """
+    from specgram_lab.sweeps import definition as definitions
+    from specgram_lab.sweeps import runner
+
+    if isinstance(definition, str | Path):
+        definition = definitions.load(Path(definition))
+    elif not isinstance(definition, definitions.Sweep):
+        definition = definitions.parse(dict(definition))
+    return runner.run(definition, Path(folder), executor=executor)
 
 
 def collect(cells: Sequence[Path], folder: Path) -> Results:
     """The tables of ``cells`` as one, written to ``folder`` as well."""
-    tables = {}
-    for name in ledger.TABLES:
-        parts = [part for path in cells if not (part := ledger.read_table(path, name)).empty]
-        tables[name] = pd.concat(parts, ignore_index=True) if parts else ledger.frame(name, [])
-        ledger.write_table(folder, name, tables[name])
+    tables = {name: ledger.read_tables(cells, name) for name in ledger.TABLES}
+    for name, table in tables.items():
+        ledger.write_table(folder, name, table)
     return Results(folder=folder, **tables)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ import pyarrow.parquet as pq
 
 SCHEMA_VERSION = 1
 """Stored in every file. History: 1, the first layout."""
+FEW = 1000
+"""Rows up to which a table is written and read in a way that is quick for thousands of small files."""
+READERS = 4
+TOGETHER = 256
+"""Files that are read before they become one table: thousands of small tables take more memory than what they hold."""
 
 
 class LedgerError(ValueError):
@@ -186,7 +192,8 @@ def write_table(folder: Path, name: str, data: pd.DataFrame) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.parquet"
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    pq.write_table(pa.Table.from_pandas(data, schema=TABLES[name], preserve_index=False), part, compression="zstd")
+    table = pa.Table.from_pandas(data, schema=TABLES[name], preserve_index=False)
+    pq.write_table(table, part, compression="zstd" if len(data) > FEW else "snappy")
     part.replace(path)
     return path
 
@@ -197,14 +204,35 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
     Raises:
         LedgerError: the file was written by a newer lab or is no ledger table.
     """
-    path = folder / f"{name}.parquet"
-    if not path.is_file():
-        return frame(name, [])
-    table = pq.read_table(path)
-    version = (table.schema.metadata or {}).get(b"schema_version", b"none").decode()
+    return read_tables([folder], name)
+
+
+def read_tables(folders: Sequence[Path], name: str) -> pd.DataFrame:
+    """The rows of one table of many runs, in their order; as `read_table`."""
+    paths = [folder / f"{name}.parquet" for folder in folders]
+    found: list[pa.Table] = []
+    with ThreadPoolExecutor(READERS) as readers:
+        for start in range(0, len(paths), TOGETHER):
+            chunk = paths[start : start + TOGETHER]
+            parts = map(_read, chunk) if len(chunk) <= READERS else readers.map(_read, chunk)
+            found += [part for part in parts if part is not None]
+            found = [pa.concat_tables(found).combine_chunks()] if found else []
+    return to_pandas(found[0].cast(TABLES[name]) if found else TABLES[name].empty_table())
+
+
+def _read(path: Path) -> pa.Table | None:
+    """A table as it was written; None where there is none, or no row in it."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    file = pq.ParquetFile(pa.BufferReader(content))
+    version = (file.metadata.metadata or {}).get(b"schema_version", b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise LedgerError(f"{path} has schema version {version}, this lab reads {SCHEMA_VERSION}")
-    return to_pandas(table.cast(TABLES[name]))
+    if not file.metadata.num_rows:
+        return None
+    return file.read(use_threads=file.metadata.num_rows > FEW)  # a pool is slower than a small file
 
 
 def read_run(folder: Path) -> dict[str, pd.DataFrame]:

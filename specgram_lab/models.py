@@ -13,6 +13,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from specgram_lab.drafters import registry
 from specgram_lab.paths import cache_dir
 
 
@@ -51,7 +52,9 @@ def sha256(path: Path) -> str:
 
 
 def model_dir(name: str) -> Path:
-    """The folder of a named target (present or not), or the path that ``name`` is."""
+    """The folder of a named target (present or not) or trained drafter, or the path that ``name`` is."""
+    if registry.is_trained(name):
+        return registry.folder(name)
     return cache_dir() / "models" / name if name in PACKAGED else Path(name)
 
 

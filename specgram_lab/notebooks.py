@@ -82,6 +82,25 @@ def plain(name: str, value: Any) -> Any:
     raise SpecError(f"parameter {name} is a {type(value).__name__}; give texts, numbers, lists or mappings")
 
 
+def checked(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters, if the notebook has them all and each goes over unchanged.
+
+    Raises:
+        SpecError: naming the one that it has not, or that would change.
+    """
+    known = defaults(path)
+    given = {name: plain(name, value) for name, value in parameters.items()}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise SpecError(f"{path.name} has no parameter {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    return given
+
+
+def unformatted(path: Path) -> str:
+    """A path as papermill takes it unchanged: it fills in what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) -> Executed:
     """Run the notebook; the executed copy, and what its code prints, go to ``out``, which it gets as ``out`` too.
 
@@ -92,13 +111,9 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
-    known = defaults(path)
-    given = {name: plain(name, value) for name, value in (parameters or {}).items()}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise SpecError(f"{path.name} has no parameter {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    given = checked(path, parameters or {})
     out.mkdir(parents=True, exist_ok=True)
-    if "out" in known:  # as the notebook sees it, so that the executed copy names no folder of this machine
+    if "out" in defaults(path):  # as the notebook sees it, so that the executed copy names no folder of this machine
         given.setdefault("out", os.path.relpath(out, path.parent))
     (out / MARK).unlink(missing_ok=True)
     copy = out / path.name
@@ -108,7 +123,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     try:
         with (out / f"{path.stem}.log").open("w", encoding="utf-8") as log:
             papermill.execute_notebook(
-                str(path), str(copy), parameters=given, kernel_name="python3", cwd=str(path.parent),
+                unformatted(path), unformatted(copy), parameters=given, kernel_name="python3", cwd=str(path.parent),
                 progress_bar=False, stdout_file=log, stderr_file=log, log_output=False,
             )  # fmt: skip
     except DeadKernelError:

@@ -8,15 +8,15 @@ without it has not run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from specgram_lab import capabilities, grammars, ledger, models, semantics, workloads
+from specgram_lab import builds, capabilities, grammars, ledger, models, semantics, workloads
 from specgram_lab.builders import options
 from specgram_lab.handover import BEGUN, CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.paths import DataNotFoundError, data_file
@@ -35,6 +35,14 @@ LOG = "engine.log"
 POLL_S = 0.05
 LOOK_S = 0.25
 """Between two looks at what an engine has started; each goes through all processes of the machine."""
+CANNOT_WRITE = frozenset(
+    {
+        errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC,
+        errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
+    }
+)  # fmt: skip
+PER_PROCESS = 200
+"""Cells that one engine's process takes up at most: they stand in its command line."""
 SHOWN = 3
 """Differences between the engine's numbers and the ledger that a reason spells out."""
 
@@ -46,6 +54,23 @@ Ended = Callable[[Path, str], None]
 
 class OutputFolderError(ValueError):
     """A results folder that cannot be used, said in one sentence."""
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what the system says of a full disk or a closed folder into one sentence.
+
+    Raises:
+        OutputFolderError: in place of an `OSError` whose number is one of `CANNOT_WRITE`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.errno not in CANNOT_WRITE:
+            raise
+        raise OutputFolderError(
+            f"results cannot be written to {folder}: {os.strerror(error.errno)}; what is finished there is kept"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -86,7 +111,7 @@ def run_cells(
     for group in waiting.values():
         left = group
         while left:
-            execute(left, progress, ended)
+            execute(left[:PER_PROCESS], progress, ended)
             left = [(cell, folder) for cell, folder in left if not (folder / DONE).is_file()]
     return [ledger.read_table(folder, "runs").iloc[0] for _, folder in work]
 
@@ -211,7 +236,7 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
     environment = {key: value for key, value in environment.items() if value != ""} | {PARENT: str(os.getpid())}
     folders = [folder for _, folder in work]
     # -P: the process has the user's working folder, whose files are no modules of it
-    command = [cell.engine.python or sys.executable, "-P", "-m", "specgram_lab.cell", *map(str, folders)]
+    command = [builds.python_of(cell.engine), "-P", "-m", "specgram_lab.cell", *map(str, folders)]
     with (first / LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -371,7 +396,8 @@ def reconciled(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
         return {}
     steps, requests = (ledger.read_table(folder, name) for name in ("steps", "requests"))
     found = semantics.reconcile(steps, requests, ledger.frame("runs", [row]))
-    if steps.empty and json.loads(row["config_requested"])["engine"]["record"] and row["engine_draft_tokens"]:
+    asked = json.loads(row["config_requested"] or "{}").get("engine", {})
+    if steps.empty and asked.get("record") and asked["kind"] != "server" and row["engine_draft_tokens"]:
         found = [f"engine_draft_tokens is {row['engine_draft_tokens']}, no step was recorded"]
     if not found:
         return {}
@@ -403,7 +429,7 @@ class Grammars:
         if cell.workload.scenario or cell.grammar.kind == "none":
             return {"warnings": []}
         schemas = [p.schema for p in workloads.load(cell.workload)] if cell.grammar.per_prompt else []
-        where = cell.target.model, cell.engine.python or sys.executable
+        where = cell.target.model, builds.python_of(cell.engine)
         asked = [*where, cell.grammar.model_dump(mode="json"), schemas, cell.workload.min_tokens]
         key = json.dumps(asked, sort_keys=True)
         if key not in self._known:
@@ -426,7 +452,9 @@ class Grammars:
 
 
 def finish(cell: Cell, folder: Path, row: dict[str, Any]) -> pd.Series:
-    """Write the row, then the file that says that the cell is done."""
+    """Write the row, then the file that says that the cell is done; what a process did not finish writing goes."""
+    for part in folder.glob(".*.tmp"):
+        part.unlink()
     runs = ledger.frame("runs", [row])
     ledger.write_table(folder, "runs", runs)
     write_json(folder / DONE, {"run_id": cell.cell_id, "outcome": row["outcome"], "inputs": inputs(cell)})

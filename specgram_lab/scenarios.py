@@ -37,12 +37,25 @@ class Counts(Model):
     engine_accepted: int
 
 
+class Preference(Model):
+    """A token that the target likes best at the output's positions ``at`` to ``at + times - 1``.
+
+    It says it there wherever the grammar's mask lets it, and goes on with its words behind it.
+    """
+
+    token: str
+    at: Annotated[int, Field(ge=0)]
+    times: Annotated[int, Field(ge=1)] = 1
+
+
 class ScriptedRequest(Model):
     """One request. ``drafts`` has one list a decode step; past its end the drafter proposes nothing.
 
     A decode step is every step after the one that ends the prompt, also the one that recomputes a preempted request.
     ``admits`` has one number a decode step: how many of the scheduled drafts AV lets into the forward pass; past
     its end, or without it, all. ``says`` is the target's output; ``ends`` appends the end-of-sequence token.
+    ``obeys``: where the grammar's mask forbids what the target says, it says the allowed token with the lowest id, as
+    a real target, whose logits the mask changes, says another one; such a target can be given a ``preference``.
     """
 
     says: str
@@ -52,6 +65,14 @@ class ScriptedRequest(Model):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     drafts: tuple[tuple[str, ...], ...] = ()
     admits: tuple[int, ...] = ()
+    obeys: bool = False
+    preference: Preference | None = None
+
+    @model_validator(mode="after")
+    def _masked(self) -> ScriptedRequest:
+        if self.preference is not None and not self.obeys:
+            raise SpecError("preference belongs to a request that obeys the grammar")
+        return self
 
 
 class Setting(Model):
@@ -60,26 +81,33 @@ class Setting(Model):
     ``concurrency`` is the engine's ``max_num_seqs``; ``max_num_batched_tokens`` the token budget of a step (vLLM keeps
     one slot a request for a standalone draft model, which the scripted drafter stands for); ``kv_blocks`` how many
     blocks of `KV_BLOCK_TOKENS` tokens the KV cache has, one of which vLLM keeps for itself; ``reasoning`` puts in the
-    reasoning parser of `specgram_lab.builders.reasoning`.
+    reasoning parser of `specgram_lab.builders.reasoning`; ``qwen3`` vLLM's own of that name, over a tokenizer in which
+    unused marks bear the names of Qwen3's (`specgram_lab.builders.marks`). Reasoning begins with the output.
     """
 
     concurrency: Annotated[int, Field(ge=1)] = 4
     max_model_len: Annotated[int, Field(ge=16)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     kv_blocks: Annotated[int, Field(ge=2)] | None = None
-    reasoning: bool = False
+    reasoning: bool | Literal["qwen3"] = False
+
+    @property
+    def reasoning_end(self) -> str | None:
+        """The text of the token that ends reasoning; None without reasoning."""
+        return {False: None, True: "<issue_closed>", "qwen3": "</think>"}[self.reasoning]
 
 
 class Scenario(Model):
     """A few requests, what is expected of them, and why.
 
     ``undecided`` says where vllm#64156 leaves the numbers open, and the reading chosen. ``local``: the real Model
-    Runner V2 can run it too (one request, drafts of full length, the token budget of AV as in ``admits``).
+    Runner V2 can run it too (one request, drafts of full length, the token budget of AV as in ``admits``). With a ``k``
+    of 0 there is no speculation.
     """
 
     name: str
     about: str
-    k: Annotated[int, Field(ge=1)] = 4
+    k: Annotated[int, Field(ge=0)] = 4
     requests: tuple[ScriptedRequest, ...]
     expected: dict[Side, Counts] = Field(default_factory=dict)
     why: str = ""
@@ -125,14 +153,25 @@ def scenario_names() -> list[str]:
     return sorted(path.stem for path in (DATA / "scenarios").glob("*.yaml"))
 
 
-def cell(name: str, scheduling: Side, engine: Literal["scripted", "local"] = "scripted", **options: Any) -> Cell:
-    """The cell that runs a scenario; ``options`` are further fields of `specgram_lab.spec.Engine`."""
+def cell(
+    name: str,
+    scheduling: Side,
+    engine: Literal["scripted", "local"] = "scripted",
+    *,
+    drafts: bool = True,
+    **options: Any,
+) -> Cell:
+    """The cell that runs a scenario, with its drafts or without speculation.
+
+    ``options`` are further fields of `specgram_lab.spec.Engine`.
+    """
     scenario = load_scenario(name)
+    k = scenario.k if drafts else 0
     options.setdefault("max_num_batched_tokens", scenario.setting.max_num_batched_tokens)
     if engine == "local":
         options = {"runner": "v2", "budget": Budget(policy="schedule"), **options}
     return Cell(
-        drafter=Drafter(method="scripted", k=scenario.k),
+        drafter=Drafter(method="scripted" if k else "none", k=k),
         workload=Workload(scenario=str(name), concurrency=scenario.setting.concurrency),
         engine=Engine(kind=engine, scheduling=scheduling, **options),
     )

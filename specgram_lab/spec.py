@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, Self, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from specgram_lab.av import costs
+from specgram_lab.av.costs import CostCurve
+
 SPEC_VERSION = 1
 """Part of every cell id. History: 1, the first layout."""
 
@@ -203,12 +206,25 @@ class Budget(Model):
 
     ``native`` is vLLM's argmax over a cost curve; ``all``, ``none``; ``fixed`` n per step; ``per_request`` n;
     ``fraction`` of the scheduled drafts; ``schedule`` takes one number a step from the scenario.
-    ``verify_cost`` is (a, b): a step that verifies n tokens is taken to cost a + b * n.
+    ``costs`` is a curve of `specgram_lab.av.costs`, by name; it is read in, so that a cell id names its numbers.
+    Without it CUDA takes what vLLM profiled, and a CPU ``verify_cost`` (a, b): verifying n tokens is taken to cost
+    a + b * n.
     """
 
     policy: Literal["off", "native", "all", "none", "fixed", "per_request", "fraction", "schedule"] = "off"
     value: Annotated[float, Field(ge=0)] | None = None
     verify_cost: tuple[float, float] = (1.0, 0.3)
+    costs: CostCurve | None = None
+
+    @field_validator("costs", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, CostCurve) or value is None:
+            return value
+        try:
+            return costs.load(value) if isinstance(value, str) else CostCurve.model_validate(value, strict=False)
+        except costs.CostError as error:
+            raise SpecError(str(error)) from None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -225,16 +241,19 @@ class Budget(Model):
 
     @property
     def label(self) -> str:
-        """The policy with its number, for tables: ``per_request(2)``."""
+        """The policy with its number or its cost curve, for tables: ``per_request(2)``, ``native(NAME)``."""
+        if self.policy == "native" and self.costs is not None:
+            return f"native({self.costs.name})"
         return self.policy if self.value is None else f"{self.policy}({self.value:g})"
 
 
 class Engine(Model):
     """Which engine, and how it is set up. ``auto`` is resolved, and what it became is stored with the run.
 
-    ``python`` is the interpreter of another vLLM build. ``patches`` are names from `specgram_lab.patches`,
-    beyond those that the builder needs by itself. A ``server`` is seen from outside: ``url`` is where it is, ``log``
-    the file that it logs to, and ``target.model`` the name that it serves the model under.
+    ``build`` is the release of an installed build (`specgram_lab.builds`); ``python`` the interpreter of any other one.
+    ``patches`` are names from `specgram_lab.patches`, beyond those that the builder needs by itself. A ``server`` is
+    seen from outside: ``url`` is where it is, ``log`` the file that it logs to, and ``target.model`` the name that it
+    serves the model under.
     """
 
     kind: Literal["local", "scripted", "server"] = "local"
@@ -245,6 +264,7 @@ class Engine(Model):
     scheduling: Literal["sync", "async"] = "sync"
     budget: Budget = Budget()
     patches: tuple[str, ...] = ()
+    build: str | None = None
     python: str | None = None
     record: bool = True
     prefix_caching: bool = False
@@ -274,9 +294,18 @@ class Engine(Model):
             raise SpecError("engine server and url go together")
         if self.kind != "server" and self.log is not None:
             raise SpecError("log belongs to engine server; other engines' logs are kept with their cells")
-        if self.kind == "server" and (self.patches or self.budget.policy != "off" or self.python is not None):
-            raise SpecError("engine server takes no patches, budget or python: it is seen from outside")
+        if self.kind == "server" and (self.patches or self.budget.policy != "off" or self.python or self.build):
+            raise SpecError("engine server takes no patches, budget or python, and no build: it is seen from outside")
+        if self.build is not None and self.python is not None:
+            raise SpecError("build and python both name an interpreter; give one of them")
         return self
+
+    @field_validator("build")
+    @classmethod
+    def _release(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"\d+\.\d+\.\d+", value):
+            raise SpecError(f"build {value!r} is no release; 0.28.0 would be one")
+        return value
 
     @field_validator("patches")
     @classmethod
@@ -306,8 +335,10 @@ class Cell(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         scenario = self.workload.scenario is not None
-        if scenario != (self.drafter.method == "scripted"):
-            raise SpecError("drafter scripted and workload.scenario go together")
+        if self.drafter.method == "scripted" and not scenario:
+            raise SpecError("drafter scripted needs workload.scenario")
+        if scenario and self.drafter.method not in ("scripted", "none"):
+            raise SpecError(f"a scenario brings its own drafts; drafter {self.drafter.method} cannot go with it")
         if self.engine.budget.policy == "schedule" and not scenario:
             raise SpecError("budget schedule takes its numbers from workload.scenario, which is missing")
         if self.grammar.per_prompt and self.workload.inline:
@@ -335,7 +366,9 @@ class Cell(Model):
 
     def canonical(self) -> str:
         """Canonical JSON of what is asked: sorted keys, no blanks, limits and paths left out."""
-        hidden = {"python", "log"} | ({"url"} if self.engine.url is None else set())
+        hidden: dict[str, Any] = {"python": True, "log": True}
+        hidden |= {name: True for name in ("url", "build") if getattr(self.engine, name) is None}
+        hidden |= {"budget": {"costs"}} if self.engine.budget.costs is None else {}
         content = self.model_dump(mode="json", exclude={"limits": True, "engine": hidden})
         return json.dumps({"spec_version": SPEC_VERSION, **content}, sort_keys=True, separators=(",", ":"))
 

@@ -5,10 +5,14 @@ The process must have been started with the environment that `specgram_lab.build
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from specgram_lab.builders import options
 from specgram_lab.spec import Cell
+
+NEWER = frozenset({"per_request_spec_decode_metrics"})
+"""Arguments that only measure, and that builds before 0.29 do not have."""
 
 
 def build(cell: Cell) -> Any:
@@ -23,7 +27,15 @@ def build(cell: Cell) -> Any:
         from specgram_lab.builders import scripted
 
         arguments |= scripted.engine_arguments(cell)
-    return LLM(**arguments)
+    return LLM(**without_newer(arguments))
+
+
+def without_newer(arguments: dict[str, Any]) -> dict[str, Any]:
+    """``arguments`` less those of `NEWER` that this build does not know."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    return {name: value for name, value in arguments.items() if name in known or name not in NEWER}
 
 
 def effective_config(llm: Any) -> dict[str, Any]:

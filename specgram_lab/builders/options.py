@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specgram_lab import models
+from specgram_lab.av.costs import linear
+from specgram_lab.builders import marks
 from specgram_lab.scenarios import load_scenario
 from specgram_lab.spec import Cell
 
@@ -34,11 +36,16 @@ def patches_for(cell: Cell, device: str) -> dict[str, dict[str, Any]]:
         if engine.scheduling == "async":
             wanted["async-on-cpu"] = {}
         if engine.runner == "v2":
-            wanted.setdefault("v2-on-cpu", {})
+            wanted.setdefault("v2-on-cpu" if engine.kind == "local" else "v2-without-worker", {})
         if engine.budget.policy != "off":
-            wanted["av-on-cpu"] = {"verify_cost": list(engine.budget.verify_cost)}
-    if engine.budget.policy not in ("off", "native"):
-        wanted["av-budget"] = {"policy": engine.budget.policy, "value": engine.budget.value}
+            wanted["av-on-cpu"] = {}
+    if engine.budget.policy != "off":
+        curve = engine.budget.costs or (linear(*engine.budget.verify_cost) if device == "cpu" else None)
+        wanted["av-budget"] = {
+            "policy": engine.budget.policy,
+            "value": engine.budget.value,
+            "costs": curve.model_dump(mode="json") if curve is not None else None,
+        }
     runner = "scripted" if engine.kind == "scripted" else engine.runner
     if engine.kind == "local" and cell.workload.scenario is not None:
         wanted["scripted-drafter"] = {}
@@ -80,7 +87,7 @@ def environment(cell: Cell, device: str, reports: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",  # vLLM and torch are thousands of files; compiling them anew costs half a minute
     }
     if device == "cpu":
-        if cell.engine.runner == "v2":
+        if cell.engine.runner == "v2" and cell.engine.kind == "local":
             wanted |= interpreter(os.environ)
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
         openmp = Path(sysconfig.get_path("data")) / "lib" / "libiomp5.so"
@@ -158,7 +165,10 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
     if workload.scenario is not None:
         setting = load_scenario(workload.scenario).setting
         arguments["max_model_len"] = setting.max_model_len
-        if setting.reasoning:
+        if setting.reasoning == "qwen3":
+            arguments["model"] = str(marks.tokenizer_folder(models.model_dir(cell.target.model)))
+            arguments["structured_outputs_config"] |= {"reasoning_parser": "qwen3"}
+        elif setting.reasoning:
             arguments["structured_outputs_config"] |= {
                 "reasoning_parser": REASONING_PARSER,
                 "reasoning_parser_plugin": str(Path(__file__).with_name("reasoning.py")),

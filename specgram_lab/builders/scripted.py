@@ -2,7 +2,8 @@
 
 The executor stands where the workers would be. It answers as a worker does: it verifies the drafts it proposed
 itself (in asynchronous scheduling the scheduler's output only holds placeholders), as many as the scheduler
-gave slots for and the scenario's AV admits, and accepts those that are what the target says.
+gave slots for and the scenario's AV admits, and accepts those that are what the target says; a target that obeys the
+grammar looks at the rows of the mask that the scheduler sent for these slots.
 """
 
 from __future__ import annotations
@@ -13,6 +14,20 @@ from typing import Any
 
 from specgram_lab.scenarios import KV_BLOCK_TOKENS, Scenario, ScriptedRequest, load_scenario
 from specgram_lab.spec import Cell, SpecError
+
+
+def one_token(tokenizer: Any, text: str) -> int:
+    """The one token that ``text`` is; ``<eos>`` is the end of sequence.
+
+    Raises:
+        SpecError: it is several.
+    """
+    if text == "<eos>":
+        return int(tokenizer.eos_token_id)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    if len(ids) != 1:
+        raise SpecError(f"the draft text {text!r} is {len(ids)} tokens, one is wanted")
+    return int(ids[0])
 
 
 class Script:
@@ -28,23 +43,33 @@ class Script:
         self.end = tokenizer.eos_token_id
         self.drafts = [[self._token(tokenizer, text) for text in draft] for draft in request.drafts]
         self.admits = request.admits
+        self.obeys = request.obeys
+        self.liked: tuple[int, range] | None = None
+        if request.preference is not None:
+            at, times = request.preference.at, request.preference.times
+            self.liked = (one_token(tokenizer, request.preference.token), range(at, at + times))
+        self.aside = 0  # liked tokens said so far, which are none of its words
         self.position = 0
         self.step = 0  # decode steps so far; the prefill's end is not one
 
     @staticmethod
     def _token(tokenizer: Any, text: str) -> int | None:
-        if text == "=":
-            return None
-        if text == "<eos>":
-            return int(tokenizer.eos_token_id)
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        if len(ids) != 1:
-            raise SpecError(f"the draft text {text!r} is {len(ids)} tokens, one is wanted")
-        return int(ids[0])
+        return None if text == "=" else one_token(tokenizer, text)
 
     def token_at(self, position: int) -> int:
         """What the target says there; the end of sequence past its last word."""
-        return self.answer[position] if position < len(self.answer) else self.end
+        word = position - self.aside
+        return self.answer[word] if word < len(self.answer) else self.end
+
+    def choice(self, position: int, row: Any) -> int:
+        """What the target says at ``position`` under ``row`` of a mask, or without one; to be asked once a position."""
+        if row is None or not self.obeys:
+            return self.token_at(position)
+        if self.liked is not None and position in self.liked[1] and allows(row, self.liked[0]):
+            self.aside += 1
+            return self.liked[0]
+        wanted = self.token_at(position)
+        return wanted if allows(row, wanted) else lowest(row)
 
     def draft(self) -> list[int]:
         """The proposal for the next decode step, made after the target said all up to `position`."""
@@ -95,6 +120,33 @@ class Stage:
 STAGE = Stage()
 
 
+def allows(row: Any, token: int) -> bool:
+    """Whether a row of a mask, 32 tokens a word, has the token's bit."""
+    return bool(int(row[token // 32]) >> (token % 32) & 1)
+
+
+def lowest(row: Any) -> int:
+    """The lowest token id that a row of a mask allows."""
+    word = next(i for i, bits in enumerate(row) if bits)
+    bits = int(row[word])
+    return 32 * word + (bits & -bits).bit_length() - 1
+
+
+def mask_rows(scheduler_output: Any, grammar_output: Any) -> dict[str, Any]:
+    """Each request's rows of the grammar's mask, by what lies in the scheduler's output and in the mask's own size.
+
+    Up to 0.32 the rows are packed, one a scheduled draft and one for the bonus token; 0.33 gives every request k + 1.
+    """
+    if grammar_output is None:
+        return {}
+    ids, mask = grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
+    widths = [len(scheduler_output.scheduled_spec_decode_tokens.get(request) or ()) + 1 for request in ids]
+    if sum(widths) != len(mask):
+        widths = [len(mask) // len(ids)] * len(ids)
+    ends = [sum(widths[: i + 1]) for i in range(len(ids))]
+    return {request: mask[end - width : end] for request, width, end in zip(ids, widths, ends, strict=True)}
+
+
 def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
     """A subclass of vLLM's `Executor` that plays what is on `STAGE`; vLLM wants a class, not an instance.
 
@@ -124,7 +176,10 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
         def _init_executor(self) -> None:
             self.by_request: dict[str, Script] = {}
             self.proposals: dict[str, list[int]] = {}
-            self.pending: list[tuple[Any, dict[str, list[int]]]] = []
+            self.prompt_left: dict[str, int] = {}
+            self.pending: list[tuple[Any, dict[str, list[int]], set[str]]] = []
+            self.drafted: dict[str, list[int]] = {}
+            self.drafts = self.vllm_config.speculative_config is not None
 
         def check_health(self) -> None:
             """Always well."""
@@ -149,30 +204,39 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
                 script = STAGE.script_of(new.req_id)
                 assert script is not None
                 self.by_request[new.req_id] = script
-            entered, slots = {}, {}
-            for request in scheduler_output.num_scheduled_tokens:
+                self.prompt_left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
+            entered, slots, unfinished = {}, {}, set()
+            for request, tokens in scheduler_output.num_scheduled_tokens.items():
+                self.prompt_left[request] -= tokens
+                if self.prompt_left[request] > 0:
+                    unfinished.add(request)
                 count = len(scheduler_output.scheduled_spec_decode_tokens.get(request) or ())
                 slots[request] = self.by_request[request].admitted(count) if count else 0
                 entered[request] = self.proposals.get(request, [])[: slots[request]]
             for listener in listeners:
                 listener.executed(scheduler_output, slots)
-            self.pending.append((scheduler_output, entered))
+            self.pending.append((scheduler_output, entered, unfinished))
             return done(None, non_block)
 
         def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-            scheduler_output, entered = self.pending.pop(0)
+            scheduler_output, entered, unfinished = self.pending.pop(0)
             ids = list(scheduler_output.num_scheduled_tokens)
-            sampled = []
+            rows = mask_rows(scheduler_output, grammar_output)
+            sampled: list[list[int]] = []
             drafts = {}
             for request in ids:
-                script = self.by_request[request]
-                accepted = 0
-                for token in entered[request]:
-                    if token != script.token_at(script.position + accepted):
+                if request in unfinished:  # a part of its prompt: there is nothing to say yet
+                    sampled.append([])
+                    continue
+                script, mask = self.by_request[request], rows.get(request)
+                said: list[int] = []
+                for token in [*entered[request], None]:
+                    said.append(script.choice(script.position + len(said), None if mask is None else mask[len(said)]))
+                    if said[-1] != token:
                         break
-                    accepted += 1
-                sampled.append([script.token_at(script.position + i) for i in range(accepted + 1)])
-                drafts[request] = script.advance(accepted + 1)
+                sampled.append(said)
+                draft = script.advance(len(said))
+                drafts[request] = draft if self.drafts else []
             self.proposals |= drafts
             self.drafted = drafts
             for listener in listeners:

@@ -47,6 +47,8 @@ class Session:
         self.llm = llm
         self.progress = progress
         self.tokenizer = llm.get_tokenizer()
+        scenario = cell.workload.scenario
+        self.reasoning_end = load_scenario(scenario).setting.reasoning_end if scenario else None
         self.requests = self._scripted() if cell.workload.scenario else self._prompted()
         self.seconds = 0.0
         self.output_tokens = 0
@@ -102,6 +104,7 @@ class Session:
             logit_bias={int(key): value for key, value in workload.logit_bias.items()} or None,
             min_tokens=workload.min_tokens,
             max_tokens=sent.max_tokens,
+            skip_special_tokens=self.reasoning_end is None,
             ignore_eos=workload.ignore_eos,
             seed=None if workload.seed is None or workload.temperature == 0 else workload.seed + int(sent.request_id),
             structured_outputs=StructuredOutputsParams(**asked) if asked else None,
@@ -184,6 +187,8 @@ class Session:
         found = {}
         for sent in asked:
             text = sent.output.outputs[0].text
+            if self.reasoning_end is not None:
+                text = text.partition(self.reasoning_end)[2]
             match = grammars.validate_texts(sent.grammar, [text], models.model_dir(self.cell.target.model))[0]
             found[sent.request_id] = match
         return found
@@ -192,7 +197,12 @@ class Session:
         if sent.grammar.kind == "none":
             return {}
         verdict = grammars.classify(
-            sent.grammar, completion.text, completion.finish_reason, schema=sent.schema, match=match
+            sent.grammar,
+            completion.text,
+            completion.finish_reason,
+            schema=sent.schema,
+            match=match,
+            reasoning_end=self.reasoning_end,
         )
         return {
             "output_class": str(verdict.kind.value),

@@ -1,11 +1,18 @@
-"""Write down the fingerprints of the installed vLLM: ``python -m specgram_lab.patches.fingerprint``.
+"""Write down the fingerprints of a vLLM: ``python -m specgram_lab.patches.fingerprint [WHEEL]``.
 
-Run it after reading what changed in a new release: a fingerprint in the table says that the patches fit.
+Without a wheel, of the installed one. A wheel is read as text, so one for another device does as well; both ways give
+the same fingerprints. Run it after reading what changed in a new release: a fingerprint in the table says that the
+patches fit, and a patch that does not fit a release says so itself (`registry.Patch.releases`).
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import sys
+import zipfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,28 +29,61 @@ def installed_release() -> str:
     raise registry.PatchError("vLLM is not installed here")
 
 
-def main() -> None:
-    """Add the installed release to the table, and say what it has in common with the others."""
-    release = installed_release()
-    table = registry.known_fingerprints()
-    for name in registry.names():
-        patch = registry.get(name)
-        for symbol in (*patch.symbols, *patch.optional):
-            try:
-                mark = registry.fingerprint(symbol)
-            except registry.PatchError as error:
-                print(f"{name}: {error}")
-                continue
-            releases = table.setdefault(symbol, {}).setdefault(mark, [])
-            if release not in releases:
-                releases.append(release)
-                print(f"{name}: {symbol} {mark} in {release}")
+def of_wheel(path: Path) -> tuple[str, Callable[[str], str]]:
+    """The release in a wheel, and the fingerprint of a symbol in it.
+
+    Raises:
+        PatchError: the file is no wheel of vLLM; from the function, it has no such symbol.
+    """
+    named = re.match(r"vllm(_cpu)?-(?P<release>\d+\.\d+\.\d+)[^-]*-", path.name)
+    if named is None or not zipfile.is_zipfile(path):
+        raise registry.PatchError(f"{path.name} is no wheel of vLLM")
+    wheel = zipfile.ZipFile(path)
+
+    def mark(symbol: str) -> str:
+        module, _, qualified = symbol.partition(":")
+        stem = module.replace(".", "/")
+        for name in (f"{stem}.py", f"{stem}/__init__.py"):
+            if name in wheel.namelist():
+                return registry.digest(_definition(wheel.read(name).decode(), qualified, symbol))
+        raise registry.PatchError(f"this build has no module {module}")
+
+    return named["release"], mark
+
+
+def _definition(source: str, qualified: str, symbol: str) -> ast.AST:
+    found: ast.AST = ast.parse(source)
+    for part in qualified.split("."):
+        inside = getattr(found, "body", [])
+        named = [node for node in inside if getattr(node, "name", None) == part]
+        if not named:
+            raise registry.PatchError(f"this build has no {symbol}")
+        found = named[-1]
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Add a release to the table, and say for each symbol what it has in common with those that were known."""
+    release, mark = of_wheel(Path(arguments[0])) if arguments else (installed_release(), registry.fingerprint)
+    table = {symbol: dict(marks) for symbol, marks in registry.known_fingerprints().items()}
+    touched = {symbol for name in registry.names() for symbol in _symbols(name)}
+    for symbol in sorted(touched):
+        try:
+            found = mark(symbol)
+        except registry.PatchError as error:
+            print(f"missing: {error}")
+            continue
+        releases = table.setdefault(symbol, {}).setdefault(found, [])
+        others = [other for other in releases if other != release]
+        print(f"{'as in ' + ', '.join(others) if others else 'NEW'}: {symbol} {found}")
+        table[symbol][found] = sorted({*releases, release})
     write(registry.FINGERPRINTS, table)
-    kernels_of(release)
+    if not arguments:
+        kernels_of(release)
 
 
 def kernels_of(release: str) -> None:
-    """The same for the Triton kernels that have a native version."""
+    """The same for the Triton kernels of the installed build that have a native version."""
     from specgram_lab.builders.cpu import kernels
 
     table = kernels.known_marks()
@@ -61,5 +101,10 @@ def write(path: Path, table: dict[str, dict[str, list[str]]]) -> None:
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def _symbols(name: str) -> tuple[str, ...]:
+    patch = registry.get(name)
+    return (*patch.symbols, *patch.optional)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from specgram_lab.av.costs import linear
 from specgram_lab.patches.registry import Patch, Replacements
 
 _AV = "vllm.v1.worker.gpu.spec_decode.adaptive_verification"
@@ -39,10 +38,10 @@ def run_v2(changes: Replacements, options: Mapping[str, Any]) -> None:
 
 
 def verify_adaptively(changes: Replacements, options: Mapping[str, Any]) -> None:
-    """Take away what AV asks of CUDA graphs; give it a cost curve instead of profiled replays.
+    """Take away what AV asks of CUDA graphs; give it a made-up cost curve, as there are no replays to profile.
 
-    Host and device memory are the same on a CPU, so query lengths on both sides cannot differ.
-    Options: ``verify_cost`` (a, b): verifying n tokens is taken to cost a + b * n.
+    Host and device memory are the same on a CPU, so query lengths on both sides cannot differ. The patch ``av-budget``
+    puts the cell's own curve in.
     """
     import vllm.v1.worker.cpu.shm  # noqa: F401
     from vllm.config.vllm import VllmConfig
@@ -50,12 +49,9 @@ def verify_adaptively(changes: Replacements, options: Mapping[str, Any]) -> None
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as av
 
-    base, slope = options.get("verify_cost", (1.0, 0.3))
-
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
-        tokens = np.arange(self.req_states.max_num_batched_tokens + 1)
-        self.cost_tables = (np.zeros(self.req_states.max_num_reqs + 1), base + slope * tokens)
+        self.cost_tables = linear(1.0, 0.3).tables(self.req_states.max_num_reqs, self.req_states.max_num_batched_tokens)
 
     original_init = changes.set(av.AdaptiveVerificationManager, "__init__", init)
     changes.set(VllmConfig, "_validate_adaptive_verification", lambda self: None)
@@ -77,6 +73,8 @@ PATCHES = {
         "Model Runner V2 on a CPU through Triton's interpreter and native kernels",
         ("vllm.v1.worker.cpu_worker:CPUWorker.init_device",),
         run_v2,
+        releases=("0.32.0",),
+        elsewhere="the native kernels and the interpreter's mends were written for 0.32.0",
     ),
     "av-on-cpu": Patch(
         "av-on-cpu",
@@ -89,5 +87,7 @@ PATCHES = {
             "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend",
         ),
         verify_adaptively,
+        releases=("0.32.0",),
+        elsewhere="it goes with v2-on-cpu",
     ),
 }

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specgram_lab import capabilities
+
 FINGERPRINTS = Path(__file__).with_name("fingerprints.json")
 """``{symbol: {fingerprint: [releases]}}``; written by ``python -m specgram_lab.patches.fingerprint``."""
 
@@ -22,8 +24,20 @@ MODULES = {
     "v2-on-cpu": "specgram_lab.patches.on_cpu",
     "av-on-cpu": "specgram_lab.patches.on_cpu",
     "av-budget": "specgram_lab.patches.budget",
+    "av-ngram": "specgram_lab.patches.budget",
     "rfc-counters": "specgram_lab.patches.rfc_counters",
     "scripted-drafter": "specgram_lab.patches.scripted_drafter",
+    "guard-53046": "specgram_lab.patches.boundary",
+    "pre-44297-window": "specgram_lab.patches.boundary",
+    "pre-44297-bonus": "specgram_lab.patches.boundary",
+    "pre-44297-assert": "specgram_lab.patches.boundary",
+    "pre-44297-marker": "specgram_lab.patches.boundary",
+    "pre-53046-probe": "specgram_lab.patches.boundary",
+    "pre-56250-pp-async": "specgram_lab.patches.pipeline",
+    "no-pp-spacing": "specgram_lab.patches.pipeline",
+    "v2-without-worker": "specgram_lab.patches.pipeline",
+    "pre-52436-mapping": "specgram_lab.patches.mapping",
+    "max-whitespace": "specgram_lab.patches.whitespace",
     "recorder": "specgram_lab.samplers.hooks",
 }
 """Where each patch is defined (as the module's ``PATCHES[name]``); imported only in a process that runs an engine."""
@@ -81,6 +95,10 @@ class Patch:
     apply: Callable[[Replacements, Mapping[str, Any]], None]
     optional: tuple[str, ...] = field(default=())
     """Symbols that only some releases have; absent ones are left alone."""
+    releases: tuple[str, ...] = ()
+    """Releases that it was written for; empty: every one whose source is known."""
+    elsewhere: str = ""
+    """Why it is for no other release, as the end of a sentence."""
 
 
 def resolve(symbol: str) -> Any:
@@ -111,8 +129,11 @@ def fingerprint(symbol: str) -> str:
 
 def mark_of(found: Any) -> str:
     """16 hex digits of the SHA-256 of an object's source, read as a syntax tree: comments and layout do not count."""
-    source = inspect.getsource(found)
-    tree = ast.parse(textwrap.dedent(source))
+    return digest(ast.parse(textwrap.dedent(inspect.getsource(found))))
+
+
+def digest(tree: ast.AST) -> str:
+    """The fingerprint of a syntax tree, whose docstrings are taken out."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
@@ -143,8 +164,13 @@ def check(patch: Patch) -> dict[str, str]:
     """Fingerprints of all symbols of ``patch`` in this build.
 
     Raises:
-        PatchError: a symbol is missing or its source was never studied; both fingerprints are named.
+        PatchError: it is for another release; a symbol is missing, or its source was never studied, in which case both
+            fingerprints are named.
     """
+    release = capabilities.build()[1].partition("+")[0]
+    if patch.releases and release not in patch.releases:
+        known_to = ", ".join(patch.releases)
+        raise PatchError(f"patch {patch.name} is for vLLM {known_to}, this is {release or 'none'}: {patch.elsewhere}")
     found: dict[str, str] = {}
     for symbol in (*patch.symbols, *patch.optional):
         try:

@@ -41,13 +41,24 @@ def _by_request(drafts: Any) -> dict[str, list[int]]:
     return {request: [t for t in tokens if t != -1] for request, tokens in pairs}
 
 
+def _valid_prefix(manager: Any, request: Any, tokens: list[int]) -> list[int]:
+    """What the grammar accepts of a draft; before 0.30 the scheduler asked the grammar itself, outside reasoning."""
+    if hasattr(manager, "validate_tokens"):
+        return list(manager.validate_tokens(request, tokens))
+    if not manager.should_advance(request):
+        return tokens
+    return list(request.structured_output_request.grammar.validate_tokens(tokens))
+
+
 class _Words(logging.Handler):
     """Hands the engine's own words about a refusal to the recorder."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "advance FSM" in message or "grammar rejected" in message or "doesn't satisfy the grammar" in message:
+        if "advance FSM" in message or "doesn't satisfy the grammar" in message:
             RECORDER.said(message)
+        elif message.startswith("Unexpected: grammar "):
+            RECORDER.added(message)
 
 
 def hook_scheduler(changes: Replacements) -> None:
@@ -75,7 +86,7 @@ def hook_scheduler(changes: Replacements) -> None:
                 continue
             valid = len(scheduled) - struck.get(request_id, 0)
             if len(tokens) > len(scheduled):  # cut to the scheduled length before it was judged: judge the whole
-                valid = len(self.structured_output_manager.validate_tokens(request, tokens))
+                valid = len(_valid_prefix(self.structured_output_manager, request, tokens))
             RECORDER.judged(request_id, Judgement(valid, not _reasoning(request) or valid < len(tokens)))
 
     def get_grammar_bitmask(self: Any, scheduler_output: Any) -> Any:
@@ -118,6 +129,7 @@ def hook_grammars(changes: Replacements) -> None:
 
     def watch(owner: Any) -> None:
         def accept_tokens(self: Any, request_id: str, tokens: list[int]) -> bool:
+            RECORDER.said("")
             accepted = original(self, request_id, tokens)
             if not accepted:
                 RECORDER.refused(request_id, tokens)

@@ -45,6 +45,7 @@ class Recorder:
     phase: Phase = "commit"
     current_step: int = -1
     _next: int = 0
+    _said: str = ""
     _own_steps: dict[str, int] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -78,8 +79,8 @@ class Recorder:
         step = getattr(scheduler_output, _MARK, None)
         return step.number if step is not None else self._next
 
-    def refused(self, request: str, tokens: Sequence[int], message: str = "") -> None:
-        """The grammar refused a token in the phase that is under way."""
+    def refused(self, request: str, tokens: Sequence[int]) -> None:
+        """The grammar refused a token in the phase that is under way, in the words that it just said."""
         self.fsm_events.append(
             {
                 "step": self.current_step,
@@ -87,14 +88,20 @@ class Recorder:
                 "phase": self.phase,
                 "token_ids": [int(t) for t in tokens],
                 "in_reasoning": self.reasoning.get(request, False),
-                "message": message,
+                "message": self._said,
             }
         )
+        self._said = ""
 
     def said(self, message: str) -> None:
+        """The grammar's backend logged this while it looks at the tokens that it may refuse next."""
+        self._said = message
+
+    def added(self, message: str) -> None:
         """The engine logged this about the refusal that was recorded last."""
-        if self.fsm_events and not self.fsm_events[-1]["message"]:
-            self.fsm_events[-1]["message"] = message
+        if self.fsm_events:
+            before = self.fsm_events[-1]["message"]
+            self.fsm_events[-1]["message"] = f"{before}\n{message}" if before else message
 
     def finished(self, scheduler_output: Any, request: str, sampled: Sequence[int], committed: int) -> None:
         """A request's step is over: ``sampled`` is what the engine gave for it, ``committed`` how much was kept."""

@@ -1,0 +1,1 @@
+"""Adaptive verification: cost curves, the tables of its choices, replay under other budgets, figures."""

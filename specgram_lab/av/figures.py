@@ -1,0 +1,89 @@
+"""Figures of `specgram_lab.av.report`: tidy frame in, Axes out; and the widget that replays while one turns a knob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specgram_lab import figures
+from specgram_lab.av.costs import CostCurve
+from specgram_lab.av.recording import Recording
+from specgram_lab.av.report import scaled, what_if
+
+STYLE = figures.paper(columns=2)
+
+
+def keep(figure: Figure, folder: Path, name: str, note: str) -> Figure:
+    """Put ``note`` below the figure, save it as ``name`` (SVG and PNG) and give it back."""
+    figures.add_caption(figure, note)
+    figures.save(figure, folder / name)
+    plt.close(figure)
+    return figure
+
+
+def reliability(frame: pd.DataFrame, ax: Axes) -> Axes:
+    """Confidence against acceptance, with intervals; a calibrated drafter lies on the diagonal."""
+    ax.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle="--")
+    below, above = frame["accepted"] - frame["low"], frame["high"] - frame["accepted"]
+    ax.errorbar(frame["confidence"], frame["accepted"], yerr=[below, above], fmt="o", color="#1b6ca8", capsize=2)
+    for row in frame.itertuples():
+        ax.annotate(str(row.n), (row.confidence, row.accepted), xytext=(3, 3), textcoords="offset points", fontsize=5)
+    ax.set(xlabel="confidence", ylabel="accepted, of those judged", xlim=(0, 1), ylim=(-0.02, 1.02))
+    return ax
+
+
+def landing(frame: pd.DataFrame, ax: Axes, title: str) -> Axes:
+    """How often each share of the scheduled drafts was the best budget: ``frame`` as `landing`, a line a group."""
+    for number, (key, part) in enumerate(frame.groupby(["drafter", "grammar", "concurrency"])):
+        steps = part.groupby("share")["steps"].sum().sort_index()
+        label = f"{key[0]}, {key[1]}, {key[2]} at once"
+        style = ("-", "--", ":", "-.")[number % 4]
+        ax.plot(steps.index, steps.cumsum() / steps.sum(), style, label=label, drawstyle="steps-post")
+    ax.set(xlabel="verified share of the scheduled", ylabel="steps at or below", title=title, xlim=(-0.02, 1.02))
+    ax.legend(fontsize=4.5, loc="lower right")
+    return ax
+
+
+def drift(frame: pd.DataFrame, ax: Axes) -> Axes:
+    """Coefficients over engine steps: ``frame`` has step, name, value and ``which`` (one line style each)."""
+    names = list(dict.fromkeys(frame["name"]))
+    colours = dict(zip(names, ["#222222", "#1b6ca8", "#c8553d", "#4f772d", "#8e6c8a", "#b08900"], strict=False))
+    for style, (which, part) in zip(("-", "--", ":", "-."), frame.groupby("which", sort=False), strict=False):
+        for name, line in part.groupby("name", sort=False):
+            colour = colours.get(str(name), "#777777")
+            label = f"{name}, {which}"
+            ax.plot(line["step"], line["value"], style, color=colour, label=label, drawstyle="steps-post")
+    ax.set(xlabel="engine step", ylabel="coefficient")
+    ax.legend(fontsize=5, ncols=2)
+    return ax
+
+
+def explore(known: Mapping[tuple[Any, ...], Recording], curves: Sequence[CostCurve]) -> Any:
+    """A widget: choose a recording and a cost curve, make tokens dearer or cheaper, and see the budget move.
+
+    ``known``: recordings by what tells them apart, such as drafter, grammar and concurrency.
+    """
+    import ipywidgets as widgets  # type: ignore[import-untyped]
+    from IPython.display import display
+
+    which = widgets.Dropdown(options={", ".join(map(str, key)): key for key in known}, description="run")
+    curve = widgets.Dropdown(options={one.name: number for number, one in enumerate(curves)}, description="curve")
+    factor = widgets.FloatLogSlider(value=1.0, base=10, min=-1.5, max=1.5, step=0.05, description="x tokens")
+    shown = widgets.Output()
+
+    def show(_: Any = None) -> None:
+        table = what_if(known[which.value], scaled(curves[curve.value], factor.value))
+        shown.clear_output(wait=True)
+        with shown:
+            display(table.head(12))  # type: ignore[no-untyped-call]
+
+    for control in (which, curve, factor):
+        control.observe(show, names="value")
+    show()
+    return widgets.VBox([widgets.HBox([which, curve, factor]), shown])

@@ -1,0 +1,290 @@
+"""What a notebook on budgets needs: budgets compared, priced under cost curves, confidences against what came true.
+
+Its figures are in `specgram_lab.av.figures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specgram_lab import lab, stats
+from specgram_lab.av import costs
+from specgram_lab.av import tables as budget_tables
+from specgram_lab.av.costs import CostCurve
+from specgram_lab.av.estimator import REFIT_INTERVAL, Estimator
+from specgram_lab.av.recording import Recording
+from specgram_lab.av.replay import replay
+from specgram_lab.spec import Budget
+
+_KEYS = ["run_id", "request_id"]
+
+
+def read(results: lab.Results) -> dict[str, pd.DataFrame]:
+    """``av_steps`` and ``av_proposals`` of all cells of a grid."""
+    return budget_tables.read([results.folder / "cells" / str(run_id) for run_id in results.runs["run_id"]])
+
+
+def cells(budgets: Sequence[dict[str, Any]], concurrencies: Sequence[int], **grid: Any) -> list[Any]:
+    """`lab.grid` for each budget and concurrency; n-gram drafters get the patch ``av-ngram``."""
+    found = []
+    for concurrency in concurrencies:
+        for budget in budgets:
+            for drafter in grid["drafters"]:
+                ranked = ["av-ngram"] if drafter["method"] in ("ngram", "ngram_gpu") else []
+                asked = {**grid, "drafters": [drafter], "workload": {**grid["workload"], "concurrency": concurrency}}
+                found += lab.grid(**asked, runners=["v2"], engine={"budget": budget, "patches": ranked})
+    return found
+
+
+def table(results: lab.Results, curves: Sequence[CostCurve]) -> pd.DataFrame:
+    """One row a run: what became of its drafts, and output tokens a second as each curve would have it.
+
+    Returns:
+        run_id, drafter, k, grammar, concurrency, scheduling, budget; drafted, av_skipped, verified, accepted, steps
+        (of the engine); ``accepted_per_verified``; one column ``tokens_per_s: NAME`` a curve, from the sizes of the
+        real steps without a prefill. Runs without adaptive verification have no such record and no estimate.
+    """
+    good = results.runs[results.runs["outcome"] == "ok"]
+    av = {str(run_id): part for run_id, part in read(results)["av_steps"].groupby("run_id")}
+    rows = []
+    for run in good.to_dict("records"):
+        steps = results.steps[results.steps["run_id"] == run["run_id"]]
+        row = {name: run[name] for name in ("run_id", "drafter", "k", "grammar", "concurrency")}
+        row |= {"scheduling": run["scheduling_effective"], "budget": run["budget_effective"]}
+        row |= {name: int(steps[name].sum()) for name in ("drafted", "av_skipped", "verified", "accepted")}
+        row["steps"] = steps["step"].nunique()
+        row["accepted_per_verified"] = row["accepted"] / row["verified"] if row["verified"] else None
+        for curve in curves if run["run_id"] in av else ():
+            row[f"tokens_per_s: {curve.name}"] = speed(steps, av[run["run_id"]], curve)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def speed(steps: pd.DataFrame, av_steps: pd.DataFrame, curve: CostCurve) -> float:
+    """Output tokens a second of one run's steps as ``curve`` has it; steps with a prefill are left out."""
+    prefills = steps.loc[steps["request_step"] == 0, "step"]
+    sizes = av_steps[~av_steps["step"].isin(prefills)]
+    tokens = int(steps.loc[~steps["step"].isin(prefills), "committed"].sum())
+    requests, widths = sizes["requests"].to_numpy(int), sizes["tokens"].to_numpy(int)
+    draft, verify = curve.tables(int(requests.max(initial=0)), int(widths.max(initial=0)))
+    return tokens / float((draft[requests] + verify[widths]).sum()) * 1000
+
+
+def landing(results: lab.Results) -> pd.DataFrame:
+    """Where vLLM's argmax lands: of each run's steps with drafts, how many had this share of the scheduled verified.
+
+    Returns run_id, ``share`` (0 to 1, the native budget over the scheduled drafts) and ``steps``.
+    """
+    av = read(results)["av_steps"].dropna(subset=["native"])
+    share = (av["native"] / av["scheduled"]).round(2)
+    return av.assign(share=share).groupby(["run_id", "share"], as_index=False).agg(steps=("step", "size"))
+
+
+def verdicts(steps: pd.DataFrame, proposals: pd.DataFrame) -> pd.DataFrame:
+    """One row a drafted token: how sure the drafter was, and what became of it.
+
+    Returns:
+        run_id, request_id, step (in which it was to be verified), position, confidence (given that those before it
+        are accepted), feature, ``survival`` (the product up to here), ``observed`` (the target gave a verdict: it was
+        verified, and all before it accepted), ``accepted``, ``invalid`` (the grammar refuses it).
+    """
+    steps = steps.sort_values([*_KEYS, "step"], ignore_index=True)
+    steps["after"] = steps.groupby(_KEYS)["step"].shift(1)
+    drafts = steps[steps["drafted"] > 0].merge(
+        proposals.rename(columns={"step": "after"}), on=[*_KEYS, "after"], how="left", validate="one_to_one"
+    )
+    drafts["position"] = drafts["drafted"].map(lambda drafted: list(range(drafted)))
+    long = drafts.explode("position", ignore_index=True)
+    position = long["position"].astype(int)
+    long["position"] = position
+    long["confidence"] = [row[p] for row, p in zip(long["confidences"], position, strict=True)]
+    long["survival"] = [float(np.prod(row[: p + 1])) for row, p in zip(long["confidences"], position, strict=True)]
+    known = [row is not None and np.ndim(row) > 0 for row in long["features"]]
+    long["feature"] = [row[p] if k else None for row, p, k in zip(long["features"], position, known, strict=True)]
+    long["observed"] = (position < long["verified"]) & (position <= long["accepted"])
+    long["accepted"] = position < long["accepted"]
+    long["invalid"] = position >= long["grammar_valid"]
+    return long[[*_KEYS, "step", "position", "confidence", "feature", "survival", "observed", "accepted", "invalid"]]
+
+
+def reliability(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
+    """Confidence against reality: how often drafts of about the same confidence were accepted.
+
+    ``seen``: `verdicts`. Returns ``bin`` (its middle), mean ``confidence``, ``accepted`` (fraction) with its Wilson
+    interval ``low``, ``high``, and ``n``; only tokens that the target judged count.
+    """
+    seen = seen[seen["observed"].astype(bool)]
+    place = np.minimum((seen["confidence"].astype(float) * bins).astype(int), bins - 1)
+    rows = []
+    for number, part in seen.groupby(place):
+        found = stats.rate(int(part["accepted"].sum()), len(part), event="accepted", per="draft_token")
+        rows.append({
+            "bin": (int(str(number)) + 0.5) / bins, "confidence": float(part["confidence"].mean()),
+            "accepted": found.value, "low": found.low, "high": found.high, "n": len(part),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def labels(seen: pd.DataFrame) -> pd.DataFrame:
+    """What the acceptance estimator is taught, by run: verdicts, refusals, and refusals that are the grammar's alone.
+
+    ``seen``: `verdicts`. Returns run_id, ``observed``, ``refused`` (labels 0), ``by_grammar`` (of these, tokens that
+    the grammar refuses), and ``share`` (by_grammar / observed) with its Wilson interval.
+    """
+    rows = []
+    for run_id, part in seen.groupby("run_id"):
+        judged = part[part["observed"].astype(bool)]
+        refused = judged[~judged["accepted"].astype(bool)]
+        by_grammar = int(refused["invalid"].sum())
+        found = stats.rate(by_grammar, len(judged), event="grammar_refusal", per="verdict")
+        rows.append({
+            "run_id": run_id, "observed": len(judged), "refused": len(refused), "by_grammar": by_grammar,
+            "share": found.value, "low": found.low, "high": found.high,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def wasted(steps: pd.DataFrame) -> pd.DataFrame:
+    """Budget that grammar-invalid drafts took: by run, ``verified``, of these ``invalid``, and ``invalid_share``."""
+    invalid = (steps["verified"] - steps["grammar_valid"]).clip(lower=0)
+    found = steps.assign(invalid=invalid).groupby("run_id", as_index=False)[["verified", "invalid"]].sum()
+    return found.assign(invalid_share=found["invalid"] / found["verified"].where(found["verified"] > 0))
+
+
+def drift(results: lab.Results) -> pd.DataFrame:
+    """The estimator's slope and intercepts, step by step: run_id, step, name (``slope``, ``intercept 0``...), value."""
+    av = read(results)["av_steps"].dropna(subset=["slope"])
+    rows = []
+    for row in av.to_dict("records"):
+        rows.append((row["run_id"], row["step"], "slope", row["slope"]))
+        rows += [(row["run_id"], row["step"], f"intercept {k}", float(v)) for k, v in enumerate(row["intercepts"])]
+    return pd.DataFrame(rows, columns=["run_id", "step", "name", "value"])
+
+
+def refit(seen: pd.DataFrame, *, without_invalid: bool) -> pd.DataFrame:
+    """The estimator of one run fitted again from its verdicts, with or without those that are the grammar's.
+
+    ``seen``: `verdicts` of one run. With all of them the result is what vLLM's own fit gave, up to rounding;
+    without those of grammar-invalid tokens it is what the estimator would know of the drafter alone. Predictions
+    are made anew as the coefficients change.
+
+    Returns:
+        One row a fit: step (the one it followed), slope, and ``intercept 0`` to ``intercept k-1``.
+    """
+    k = int(seen["position"].max()) + 1
+    estimator = Estimator(1, k)
+    judged = seen[seen["observed"].astype(bool)]
+    if without_invalid:
+        judged = judged[~judged["invalid"].astype(bool)]
+    by_step = {int(str(step)): part for step, part in judged.groupby("step")}
+    rows = []
+    coefficients = estimator.slope.copy(), estimator.intercepts.copy()
+    for step in range(int(seen["step"].max()) + 1):
+        if step in by_step:
+            part = by_step[step]
+            shape = (1, len(part), k)
+            features, observed = np.zeros(shape, np.float32), np.zeros(shape, bool)
+            label = np.zeros(shape, bool)
+            at = np.arange(len(part)), part["position"].to_numpy(int)
+            features[0][at], observed[0][at] = part["feature"].to_numpy(np.float32), True
+            label[0][at] = part["accepted"].to_numpy(bool)
+            estimator.observe(features, estimator.predict(features), observed, label)
+        if (step + 1) % REFIT_INTERVAL == 0:
+            estimator.refit()
+            coefficients = estimator.slope, estimator.intercepts
+            rows.append((step, float(coefficients[0][0]), *map(float, coefficients[1][0])))
+    return pd.DataFrame(rows, columns=["step", "slope", *(f"intercept {at}" for at in range(k))])
+
+
+def both_fits(seen: pd.DataFrame, results: lab.Results) -> pd.DataFrame:
+    """One run's coefficients as recorded, and as they would be without verdicts on grammar-invalid tokens.
+
+    Returns step, name, value and ``which`` (``recorded`` or ``spared``), for `draw_drift`.
+    """
+    run_id = seen["run_id"].iloc[0]
+    every = drift(results)
+    recorded: pd.DataFrame = every[every["run_id"] == run_id].assign(which="recorded").drop(columns="run_id")
+    spared = refit(seen, without_invalid=True).melt("step", var_name="name").assign(which="spared")
+    both: pd.DataFrame = pd.concat([recorded, spared], ignore_index=True)
+    return both
+
+
+def spoiled(seen: pd.DataFrame, runs: pd.DataFrame, results: lab.Results) -> pd.DataFrame:
+    """How far verdicts on grammar-invalid tokens moved each run's estimator.
+
+    Args:
+        seen: `verdicts` of all runs.
+        runs: run_id and what tells the runs apart.
+        results: where the recorded coefficients are.
+
+    Returns:
+        ``runs`` with, for the last fit: ``refits``, slope as ``recorded``, as ``again`` from all verdicts (a check: the
+        same but for rounding) and ``spared``, and ``p recorded`` and ``p spared``: the mean probability that each gives
+        the first token of a draft that the grammar accepts, beside ``p real``, how many of these were accepted.
+        Runs that were never fitted have no row.
+    """
+    state = read(results)["av_steps"].dropna(subset=["slope"]).sort_values("step").groupby("run_id").last()
+    rows = []
+    for run in runs.to_dict("records"):
+        own = seen[seen["run_id"] == run["run_id"]]
+        again, spared = (refit(own, without_invalid=flag) for flag in (False, True))
+        if again.empty:
+            continue
+        last = state.loc[run["run_id"]]
+        first = own[(own["position"] == 0) & ~own["invalid"].astype(bool) & own["observed"].astype(bool)]
+        fits = {"recorded": (last["slope"], last["intercepts"][0])}
+        fits |= {
+            name: (fit["slope"].iloc[-1], fit["intercept 0"].iloc[-1])
+            for name, fit in (("again", again), ("spared", spared))
+        }
+        row: dict[str, Any] = {
+            **{str(key): value for key, value in run.items()},
+            "refits": int(last["refits"]),
+            **{f"slope {n}": float(f[0]) for n, f in fits.items()},
+        }
+        features = first["feature"].to_numpy(float)
+        for name in ("recorded", "spared"):
+            slope, intercept = fits[name]
+            row[f"p {name}"] = float(np.mean(1 / (1 + np.exp(-(slope * features + intercept)))))
+        rows.append(row | {"p real": float(first["accepted"].mean())})
+    return pd.DataFrame(rows)
+
+
+def policies(k: int, concurrency: int, curves: Sequence[CostCurve]) -> list[Budget]:
+    """A spread of budgets to replay: none, all, fixed and per-request ones, and the argmax under each curve."""
+    found = [Budget(policy="none"), Budget(policy="all")]
+    found += [Budget(policy="per_request", value=float(n)) for n in range(1, k)]
+    found += [Budget(policy="fixed", value=float(n)) for n in range(1, k * concurrency)]
+    return found + [Budget(policy="native", costs=curve) for curve in curves]
+
+
+def what_if(recording: Recording, curve: CostCurve) -> pd.DataFrame:
+    """All `policies` replayed and priced under ``curve``, the fastest first."""
+    k, concurrency = recording.cell.drafter.k, recording.cell.workload.concurrency
+    done = replay(recording, policies(k, concurrency, [curve]), costs=curve).totals
+    done["accepted_per_verified"] = done["accepted"] / done["verified"].where(done["verified"] > 0)
+    columns = ["policy", "engine_steps", "verified", "accepted", "accepted_per_verified", "budget", "tokens_per_s"]
+    return done.sort_values("tokens_per_s", ascending=False)[[*columns, "narrow", "refused"]].reset_index(drop=True)
+
+
+def scaled(curve: CostCurve, factor: float) -> CostCurve:
+    """The curve with the cost of every token beyond the first multiplied."""
+    first = curve.verify[0].ms
+    verify = tuple(costs.Point(size=p.size, ms=first + (p.ms - first) * factor) for p in curve.verify)
+    return curve.model_copy(update={"verify": verify, "name": f"{curve.name} x {factor:.2g}"})
+
+
+def all_curves() -> list[CostCurve]:
+    """Every curve in ``data/costs``."""
+    return [costs.load(name) for name in costs.names()]
+
+
+def save(frame: pd.DataFrame, folder: Path, name: str) -> pd.DataFrame:
+    """Write a table beside the figures, and give it back."""
+    frame.to_csv(folder / f"{name}.csv", index=False)
+    return frame

@@ -1,0 +1,221 @@
+"""What drafters learn from: prompts, a held-out split, and the target's own answers through a real engine.
+
+Prompts come from `specgram_lab.drafters.bfcl` and from ``data/drafters/templates.json``. A prompt belongs to a group
+(a function of BFCL, a topic, a kind of record); groups are held out whole, and no schema of a held-out group occurs
+in training. All prompts of ``data/prompts`` are held out as well. The answers are cells of the lab (V1, no drafter),
+kept in the cache folder; they can be made again from `SEED`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specgram_lab import models, run, workloads
+from specgram_lab.drafters import bfcl
+from specgram_lab.handover import CELL, write_json
+from specgram_lab.paths import DATA, cache_dir
+from specgram_lab.run import Ended, Progress
+from specgram_lab.spec import Cell, parse_cell
+
+SEED = 20261129
+HELD_OUT_PERCENT = 12
+"""Share of the groups that no recipe sees."""
+CHUNK = 120
+"""Prompts a cell; training may begin when some are there."""
+CONCURRENCY = 32
+MAX_TOKENS = 96
+PROSE = ("topic/", "question/")
+
+Kind = Literal["free", "json_schema", "json_object"]
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One prompt of the corpus. ``group`` decides the split; ``schema`` is there where it can be asked as JSON."""
+
+    prompt_id: str
+    group: str
+    free: str
+    as_json: str = ""
+    schema: dict[str, Any] | None = None
+
+    def line(self, kind: Kind) -> dict[str, Any]:
+        """The prompt as a line of a prompt file."""
+        asked = self.free if kind == "free" else self.as_json
+        line: dict[str, Any] = {"id": self.prompt_id, "messages": [{"role": "user", "content": asked}]}
+        return line | {"schema": self.schema} if kind == "json_schema" else line
+
+
+def split_of(group: str) -> Split:
+    """Where a group belongs; a hash decides, so that adding prompts moves none."""
+    digest = hashlib.sha256(f"{SEED}/{group}".encode()).digest()
+    return "heldout" if digest[0] * 100 < HELD_OUT_PERCENT * 256 else "train"
+
+
+def corpus() -> dict[Split, list[Written]]:
+    """All prompts by split, in a fixed order. Training prompts whose schema a held-out one has are left out."""
+    parts: dict[Split, list[Written]] = {"train": [], "heldout": []}
+    for prompt in [*_templates(), *_questions()]:
+        parts[split_of(prompt.group)].append(prompt)
+    unseen = {_canonical(p.schema) for p in parts["heldout"] if p.schema} | _lab_schemas()
+    texts = _lab_texts()
+    parts["train"] = [
+        p for p in parts["train"] if _canonical(p.schema) not in unseen and not {p.free, p.as_json} & texts
+    ]
+    for split in parts.values():
+        random.Random(SEED).shuffle(split)  # noqa: S311
+    return parts
+
+
+def _canonical(schema: Mapping[str, Any] | None) -> str:
+    return json.dumps(schema, sort_keys=True)
+
+
+def _lab_prompts() -> list[workloads.Prompt]:
+    return [p for path in sorted((DATA / "prompts").glob("*.jsonl")) for p in workloads.read_prompts(path)]
+
+
+def _lab_schemas() -> set[str]:
+    return {_canonical(p.schema) for p in _lab_prompts() if p.schema}
+
+
+def _lab_texts() -> set[str]:
+    return {turn["content"] for p in _lab_prompts() for turn in p.chat() if turn["role"] == "user"}
+
+
+def _questions() -> Iterator[Written]:
+    for item in bfcl.items():
+        as_json = f"{item.question}\nAnswer as JSON with {_listed(item.schema['required'])}." if item.schema else ""
+        yield Written(f"bfcl-{item.item_id}", f"bfcl/{item.function}", item.question, as_json, item.schema)
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _templates() -> Iterator[Written]:
+    content = json.loads((DATA / "drafters" / "templates.json").read_text(encoding="utf-8"))
+    for t, topic in enumerate(content["topics"]):
+        for n, task in enumerate(content["tasks"]):
+            yield Written(f"prose-{t}-{n}", f"topic/{topic}", task.format(topic))
+    for n, question in enumerate(content["questions"]):
+        yield Written(f"question-{n}", f"question/{question}", question)
+    choose = random.Random(SEED)  # noqa: S311
+    for t, (thing, fields) in enumerate(content["things"].items()):
+        for n in range(24):
+            names = choose.sample(fields, choose.randint(2, 4))
+            schema = {
+                "type": "object",
+                "properties": {name: content["fields"][name] for name in names},
+                "required": names,
+                "additionalProperties": False,
+            }
+            asked = content["forms"][n % len(content["forms"])].format(thing, _listed(names))
+            yield Written(f"record-{t}-{n}", f"thing/{thing}", f"Describe {thing} briefly.", asked, schema)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prompts that one cell answers."""
+
+    name: str
+    split: Split
+    kind: Kind
+    temperature: float
+    prompts: tuple[Written, ...]
+
+    def write(self, folder: Path) -> Path:
+        """Write the prompt file, unless it stands there already."""
+        path = folder / f"{self.name}.jsonl"
+        text = "".join(json.dumps(p.line(self.kind)) + "\n" for p in self.prompts)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        return path
+
+    def cell(self, folder: Path) -> Cell:
+        """The cell that answers them; its prompt file is written to ``folder``."""
+        return parse_cell(
+            {
+                "grammar": grammar(self.kind),
+                "workload": {
+                    "prompts": str(self.write(folder)),
+                    "max_tokens": MAX_TOKENS,
+                    "temperature": self.temperature,
+                    "concurrency": CONCURRENCY,
+                    "seed": SEED + int(hashlib.sha256(self.name.encode()).hexdigest()[:6], 16),
+                },
+                "engine": {"runner": "v1", "record": False},
+                "limits": {"timeout_s": 3600.0},
+            }
+        )
+
+
+def grammar(kind: Kind) -> dict[str, Any]:
+    """What a cell says of its grammar."""
+    return {"kind": "none" if kind == "free" else kind, "per_prompt": kind == "json_schema"}
+
+
+def chunks(rounds: int = 12) -> list[Chunk]:
+    """All cells of the corpus: first the held-out ones, then ``rounds`` rounds in which every kind takes its turn."""
+    parts = corpus()
+    made = [Chunk(f"heldout-{kind}", "heldout", kind, 0.0, p) for kind, p in _heldout(parts["heldout"]).items()]
+    train = parts["train"]
+    prose = [p for p in train if p.group.startswith(PROSE)]
+    asked = [p for p in train if p.schema]
+    question = [p for p in train if p.group.startswith("bfcl/")]
+    free = [p for pair in zip(prose, question, strict=False) for p in pair]
+    plan: tuple[tuple[Kind, float, list[Written], int], ...] = (
+        ("free", 0.0, free, CHUNK),
+        ("json_schema", 0.0, asked, 2 * CHUNK),
+        ("free", 0.7, free[::-1], CHUNK),
+        ("json_schema", 0.7, asked[::-1], CHUNK),
+        ("json_object", 0.0, asked[1::2], CHUNK // 3),
+    )
+    for number in range(rounds):
+        for kind, temperature, prompts, count in plan:
+            part = tuple(prompts[number * count : (number + 1) * count])
+            if part:
+                made.append(Chunk(f"train-{number:02d}-{kind}-{temperature:g}", "train", kind, temperature, part))
+    return made
+
+
+def _heldout(prompts: list[Written]) -> dict[Kind, tuple[Written, ...]]:
+    prose = [p for p in prompts if p.group.startswith(PROSE)][:48]
+    questions = [p for p in prompts if p.group.startswith("bfcl/")][:48]
+    asked = [p for p in prompts if p.schema]
+    records = [p for p in asked if p.group.startswith("thing/")][:48]
+    calls = [p for p in asked if p.group.startswith("bfcl/")][48:144]
+    return {"free": (*prose, *questions), "json_schema": (*records, *calls)}
+
+
+def folder() -> Path:
+    """Where prompts and answers are kept."""
+    return cache_dir() / "drafters" / "data"
+
+
+def generate(rounds: int, progress: Progress | None = None, ended: Ended | None = None) -> int:
+    """Answer what has not been answered yet; resumable by chunk. Returns how many chunks there are.
+
+    The cells skip the preflight of `specgram_lab.run.run_cells`: thousands of schemas, each used once, would be
+    compiled twice, and the engine says as well which one it does not take.
+    """
+    prompts = folder() / "prompts"
+    prompts.mkdir(parents=True, exist_ok=True)
+    models.ensure("smollm2-135m")
+    work = [(chunk.cell(prompts), folder() / "cells" / chunk.name) for chunk in chunks(rounds)]
+    left = [(cell, path) for cell, path in work if not run.is_done(cell, path)]
+    for cell, path in left:
+        run.prepare(path)
+        write_json(path / "row.json", run.requested(cell))
+        write_json(path / CELL, cell.model_dump(mode="json"))
+    while left:
+        run.execute(left, progress, ended)
+        left = [(cell, path) for cell, path in left if not (path / run.DONE).is_file()]
+    return len(work)

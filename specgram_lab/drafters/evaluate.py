@@ -1,0 +1,115 @@
+"""How well a trained drafter drafts: held-out prompts, temperature 0, Model Runner V2, counted by the lab's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specgram_lab import ledger, stats
+from specgram_lab.drafters import data, registry
+from specgram_lab.run import Ended, Progress, run_cells
+from specgram_lab.semantics import Counting
+from specgram_lab.spec import Cell, SpecError, parse_cell
+
+KINDS: tuple[data.Kind, ...] = ("json_schema", "free")
+CONCURRENCY = 4
+SEED = 1
+COUNTING: Counting = "rfc"
+"""A step counts once a draft was proposed, also where the grammar refused all of it."""
+
+
+def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> dict[data.Kind, Cell]:
+    """One cell for each kind of output; ``engine`` overrides its settings (runner v2, sync)."""
+    about = registry.card(registry.folder(name))
+    folder.mkdir(parents=True, exist_ok=True)
+    made: dict[data.Kind, Cell] = {}
+    for chunk in data.chunks(rounds=0):
+        prompts = str(chunk.write(folder))
+        made[chunk.kind] = parse_cell(
+            {
+                "drafter": {"method": about["method"], "model": name, "k": about["k"]},
+                "grammar": data.grammar(chunk.kind),
+                "workload": {
+                    "prompts": prompts,
+                    "limit": limit,
+                    "max_tokens": data.MAX_TOKENS,
+                    "concurrency": CONCURRENCY,
+                },
+                "engine": {"runner": "v2", **engine},
+                "limits": {"timeout_s": 7200.0},
+            }
+        )
+    return made
+
+
+def evaluate(
+    name: str, folder: Path, limit: int | None = None, progress: Progress | None = None, ended: Ended | None = None
+) -> dict[str, Any]:
+    """Run the held-out prompts and say what came out, by kind; finished cells are read, not run again."""
+    made = cells(name, folder / "prompts", limit)
+    work = [(cell, folder / f"{name}-{kind}") for kind, cell in made.items()]
+    rows = run_cells(work, progress, ended)
+    return {kind: measured(ledger.read_run(path), row) for kind, (_, path), row in zip(made, work, rows, strict=True)}
+
+
+def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, Any]:
+    """Mean acceptance length with its 95 % interval, acceptance at each position, grammar-invalid share."""
+    steps = tables["steps"]
+    if row["outcome"] != "ok":
+        return {"outcome": row["outcome"], "reason": row["reason"]}
+    found = stats.estimates(
+        steps, seed=SEED, by=(), countings=(COUNTING,), quantities=("mean_acceptance_length", "acceptance_rate")
+    ).set_index("name")
+    length = found.loc["mean_acceptance_length"].to_dict()
+    positions = stats.per_position(steps, seed=SEED, by=())
+    spec = steps[steps["drafted"] > 0]
+    return {
+        "outcome": "ok",
+        "mean_acceptance_length": _round(length["value"]),
+        "interval": [_round(length["low"]), _round(length["high"])],
+        "requests": int(length["n"]),
+        "spec_steps": len(spec),
+        "acceptance_rate": _round(found.loc["acceptance_rate", "value"]),
+        "per_position": _column(positions, "per_spec_step"),
+        "given_previous_accepted": _column(positions, "given_previous_accepted"),
+        "grammar_invalid_share": _round(1 - spec["grammar_valid"].sum() / spec["drafted"].sum()),
+    }
+
+
+def _column(positions: pd.DataFrame, definition: str) -> list[float]:
+    return [_round(v) for v in positions.loc[positions["definition"] == definition, "value"]]
+
+
+def _round(value: Any) -> float:
+    return round(float(value), 4)
+
+
+def to_text(results: dict[str, dict[str, Any]]) -> str:
+    """A line a drafter and kind."""
+    lines = [f"{'drafter':<12} {'kind':<12} {'length':>7}  {'95 % interval':<16} {'invalid':>8}  accepted at position"]
+    for name, kinds in results.items():
+        for kind, one in kinds.items():
+            if one["outcome"] != "ok":
+                lines.append(f"{name:<12} {kind:<12} {one['outcome']}: {one['reason']}")
+                continue
+            low, high = one["interval"]
+            shares = " ".join(f"{share:.2f}" for share in one["per_position"])
+            length, invalid = one["mean_acceptance_length"], one["grammar_invalid_share"]
+            lines.append(f"{name:<12} {kind:<12} {length:>7.3f}  {low:.3f} to {high:.3f}   {invalid:>8.3f}  {shares}")
+    return "\n".join(lines)
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The drafters asked for, or all that are there.
+
+    Raises:
+        SpecError: one that is not there.
+    """
+    there = [name for name in registry.NAMES if registry.is_trained(name)]
+    for name in names:
+        if name not in there:
+            raise SpecError(f"no trained drafter {name!r}: there are {', '.join(there) or 'none'}")
+    return list(names) or there

@@ -1,0 +1,112 @@
+"""What every recipe has in common: its sizes, and how well a module drafts on sequences that it is shown."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specgram_lab.drafters import batches, features
+
+DRAWN = 512
+"""Tokens that the corpus does not hold that each step's loss draws as competitors, where a head knows them all."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a drafter is trained. ``k`` is the number of drafts that it is trained and measured for."""
+
+    name: str
+    method: str
+    k: int
+    steps: int
+    batch: int
+    learning_rate: float
+    with_aux: bool
+    warmup: int = 100
+    weight_decay: float = 0.01
+    set_aside: int = 0
+    """Every so many-th sequence is not trained on; `Trainee.finish` sees those. 0: none."""
+    seed: int = 7
+
+
+class Trainee(nn.Module, ABC):
+    """A drafter while it is trained. Its state dict is what is saved between sessions."""
+
+    plan: Plan
+    vocabulary: batches.Vocabulary
+
+    @abstractmethod
+    def loss(self, batch: batches.Batch, generator: torch.Generator) -> Tensor:
+        """The mean loss of a batch; ``generator`` draws what is drawn."""
+
+    @abstractmethod
+    def right(self, batch: batches.Batch) -> tuple[Tensor, Tensor]:
+        """(n, k) flags: whether draft i of an anchor is the greedy token, given that all before it were; and (n, k):
+        whether there is such a token at all. One row for each token of the answers but the last."""
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Write config.json and model.safetensors as vLLM loads them."""
+
+    def report(self, sequences: Sequence[features.Sequence]) -> dict[str, Any]:  # noqa: ARG002
+        """What else a card says, from held-out sequences."""
+        return {}
+
+    def finish(self, sequences: Sequence[features.Sequence]) -> None:
+        """What is to be done once after the last step, with the sequences set aside; by default nothing."""
+
+
+def soft_cross_entropy(logits: Tensor, ids: Tensor, weights: Tensor, others: Tensor | None = None) -> Tensor:
+    """Cross entropy against weighted candidates, one value a row.
+
+    ``others`` is a logit that stands for all tokens outside the draft vocabulary together.
+    """
+    total = logits.float().logsumexp(-1)
+    if others is not None:
+        total = torch.logaddexp(total, others)
+    return -((logits.float().gather(-1, ids) - total[..., None]) * weights).sum(-1)
+
+
+def drawn_logit(states: Tensor, embedding: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
+    """The logit of all tokens of ``others`` together, one value a row, from `DRAWN` of them that are drawn."""
+    drawn = others[torch.randint(len(others), (DRAWN,), generator=generator)]
+    return (states @ embedding[drawn].T).float().logsumexp(-1) + math.log(len(others) / DRAWN)
+
+
+def shifted(rows: Tensor, k: int, fill: float) -> Tensor:
+    """(batch, tokens) to (batch, tokens, k): element i of a row is the value i places later, ``fill`` past the end."""
+    padded = torch.nn.functional.pad(rows, (0, k), value=fill)
+    return padded.unfold(1, k, 1)[:, : rows.shape[1]]
+
+
+def anchor_mask(batch: batches.Batch) -> Tensor:
+    """True where a token of the answer stands that another one follows."""
+    places = batch.positions
+    return (places >= batch.prompts[:, None]) & (places < batch.lengths[:, None] - 1)
+
+
+@torch.inference_mode()
+def acceptance(trainee: Trainee, sequences: Sequence[features.Sequence], size: int = 4) -> dict[str, list[float]]:
+    """Mean acceptance length, then the share accepted at each position among all anchors, by kind of grammar.
+
+    Each token of the answers is an anchor once; an engine anchors only where its last draft ended.
+    """
+    found: dict[str, list[float]] = {}
+    for kind in sorted({s.kind for s in sequences}):
+        chosen = [s for s in sequences if s.kind == kind]
+        flags, exist = [], []
+        for begin in range(0, len(chosen), size):
+            batch = batches.collate(chosen[begin : begin + size], trainee.vocabulary, trainee.plan.with_aux)
+            right, there = trainee.right(batch)
+            flags.append(right & there)
+            exist.append(there)
+        accepted = torch.cat(flags).int().cumprod(-1).float()
+        found[kind] = [1 + float(accepted.sum(-1).mean()), *accepted.mean(0).tolist()]
+    return found

@@ -1,0 +1,181 @@
+"""Train a drafter: ``python -m specgram_lab.drafters.train NAME``; goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from specgram_lab import models
+from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.drafters.blocks import target_embedding
+from specgram_lab.paths import cache_dir
+
+Make = Callable[[Sequence[features.Sequence], Tensor], recipes.Trainee]
+RECIPES: dict[str, tuple[recipes.Plan, Make]] = {
+    module.PLAN.name: (module.PLAN, module.make) for module in (draft_model, dspark, eagle3, mtp)
+}
+SAVE_EVERY_S = 60.0
+
+
+def train(name: str, threads: int, out: Path | None = None, steps: int | None = None) -> dict[str, Any]:
+    """Train to the recipe's last step, or to ``steps``, and write the checkpoint to ``out`` (``data/drafters``).
+
+    The state (weights, optimiser, step, seconds) is saved once a minute in the cache folder. A recipe that has begun
+    keeps the sequences it began with.
+
+    Returns:
+        The drafter's card, without measured figures.
+    """
+    plan, make = RECIPES[name]
+    torch.set_num_threads(threads)
+    torch.manual_seed(plan.seed)
+    state = cache_dir() / "drafters" / "train" / name
+    state.mkdir(parents=True, exist_ok=True)
+    read = features.sequences if plan.with_aux else features.plain_sequences
+    sequences = chosen(state, list(read("train")))
+    aside = sequences[:: plan.set_aside] if plan.set_aside else []
+    if aside:
+        sequences = [s for i, s in enumerate(sequences) if i % plan.set_aside]
+    trainee = make(sequences, target_embedding(models.ensure(features.TARGET)))
+    optimiser = torch.optim.AdamW(
+        trainee.parameters(), plan.learning_rate, betas=(0.9, 0.98), weight_decay=plan.weight_decay
+    )
+    step, seconds = load(state, trainee, optimiser)
+    last = plan.steps if steps is None else min(steps, plan.steps)
+    generator = torch.Generator().manual_seed(plan.seed + step)
+    stream = batches.epochs(sequences, trainee.vocabulary, plan.batch, plan.seed + step, plan.with_aux)
+    begin = saved = time.monotonic()
+    smooth = math.nan
+    with tqdm(total=last, initial=step, unit="step", desc=name, mininterval=5.0) as bar:
+        while step < last:
+            for group in optimiser.param_groups:
+                group["lr"] = plan.learning_rate * schedule(step, plan)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = trainee.loss(next(stream), generator)
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
+            optimiser.step()
+            step += 1
+            now_lost = loss.item()
+            smooth = now_lost if math.isnan(smooth) else 0.98 * smooth + 0.02 * now_lost
+            bar.update()
+            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+            now = time.monotonic()
+            if now - saved > SAVE_EVERY_S or step == last:
+                save(state, trainee, optimiser, step, seconds + now - begin)
+                saved = now
+    trainee.eval()
+    trainee.finish(aside)
+    heldout = list(read("heldout"))
+    where = out or registry.folder(name)
+    trainee.export(where)
+    made = {
+        "name": name,
+        "method": plan.method,
+        "k": plan.k,
+        "about": " ".join((sys.modules[type(trainee).__module__].__doc__ or "").split("\n\n")[0].split()),
+        "target": features.TARGET,
+        "data": {
+            "source": f"the target's own answers to prompts of {bfcl.REQUIREMENT} and data/drafters/templates.json",
+            "licence": f"{bfcl.LICENCE}; the templates are the lab's own, Apache-2.0; the target is Apache-2.0",
+            "seed": data.SEED,
+            "chunks": sorted({s.name for s in sequences}),
+            "sequences": len(sequences),
+            "answer_tokens": sum(len(s) - s.prompt for s in sequences),
+        },
+        "recipe": {
+            **dataclasses.asdict(plan),
+            "threads": threads,
+            "steps_done": step,
+            "loss": None if math.isnan(smooth) else round(smooth, 4),
+        },
+        "seconds": round(seconds + time.monotonic() - begin),
+        "trained_parameters": sum(p.numel() for p in trainee.parameters()),
+        "offline": recipes.acceptance(trainee, heldout),
+        **trainee.report(heldout),
+    }
+    registry.write_card(where, made)
+    return made
+
+
+def chosen(state: Path, sequences: list[features.Sequence]) -> list[features.Sequence]:
+    """The sequences of the chunks that the recipe began with: those there are at its first start."""
+    path = state / "chunks.json"
+    if not path.is_file():
+        path.write_text(json.dumps(sorted({s.name for s in sequences})), encoding="utf-8")
+    names = set(json.loads(path.read_text(encoding="utf-8")))
+    return [s for s in sequences if s.name in names]
+
+
+def schedule(step: int, plan: recipes.Plan) -> float:
+    """Share of the learning rate: a linear rise, then half a cosine down to a twentieth."""
+    if step < plan.warmup:
+        return (step + 1) / plan.warmup
+    done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
+    return 0.05 + 0.475 * (1 + math.cos(math.pi * done))
+
+
+def save(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer, step: int, seconds: float) -> None:
+    """Write the state, whole or not at all."""
+    from safetensors.torch import save_file
+
+    tensors = {f"module.{key}": value for key, value in trainee.state_dict().items()}
+    for number, entry in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{number}.{key}": value for key, value in entry.items()}
+    save_file(
+        {key: value.contiguous() for key, value in tensors.items()}, state / ".unfinished",
+        {"step": str(step), "seconds": str(seconds)},
+    )  # fmt: skip
+    (state / ".unfinished").replace(state / "state.safetensors")
+
+
+def load(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
+    """Read the state back, if there is one; (step, seconds spent)."""
+    from safetensors import safe_open
+
+    path = state / "state.safetensors"
+    if not path.is_file():
+        return 0, 0.0
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    trainee.load_state_dict({k.removeprefix("module."): v for k, v in stored.items() if k.startswith("module.")})
+    entries: dict[int, dict[str, Tensor]] = {}
+    for key, value in stored.items():
+        if key.startswith("optimiser."):
+            _, number, name = key.split(".")
+            entries.setdefault(int(number), {})[name] = value
+    content = optimiser.state_dict()
+    optimiser.load_state_dict({**content, "state": entries})
+    return int(about["step"]), float(about["seconds"])
+
+
+def main() -> None:
+    """Make what is missing of the features, train, and write the card."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if RECIPES[given.name][0].with_aux:
+        features.extract()
+    about = train(given.name, given.threads, given.out, given.steps)
+    print(json.dumps(about, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Data and training of drafters, without an engine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specgram_lab import models, workloads
+from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.paths import DATA
+
+
+@pytest.fixture(scope="module")
+def chunks() -> list[data.Chunk]:
+    return data.chunks()
+
+
+def test_no_recipe_sees_a_held_out_prompt_or_schema(chunks: list[data.Chunk]) -> None:
+    seen = {"train": (set(), set()), "heldout": (set(), set())}
+    for chunk in chunks:
+        texts, schemas = seen[chunk.split]
+        for prompt in chunk.prompts:
+            texts.add(prompt.line(chunk.kind)["messages"][0]["content"])
+            if chunk.kind == "json_schema":
+                schemas.add(json.dumps(prompt.schema, sort_keys=True))
+    lab = [p for path in (DATA / "prompts").glob("*.jsonl") for p in workloads.read_prompts(path)]
+    held_texts = seen["heldout"][0] | {turn["content"] for p in lab for turn in p.chat() if turn["role"] == "user"}
+    held_schemas = seen["heldout"][1] | {json.dumps(p.schema, sort_keys=True) for p in lab if p.schema}
+    assert len(seen["train"][0]) > 3000
+    assert len(seen["heldout"][0]) >= 200
+    assert not seen["train"][0] & held_texts
+    assert not seen["train"][1] & held_schemas
+
+
+def test_chunks_are_the_same_every_time(chunks: list[data.Chunk]) -> None:
+    again = data.chunks()
+    assert [(c.name, c.prompts) for c in again] == [(c.name, c.prompts) for c in chunks]
+
+
+def test_small_schema_translates_types_and_closes_the_object() -> None:
+    given = {
+        "type": "dict",
+        "properties": {
+            "who": {"type": "String"},
+            "how_much": {"type": "float"},
+            "unit": {"type": "string", "enum": ["m", "ft"]},
+            "marks": {"type": "tuple", "items": {"type": "integer"}},
+        },
+        "required": ["who", "how_much", "unit", "marks"],
+    }
+    schema = bfcl.small_schema(given)
+    assert schema is not None
+    assert [v.get("type", "enum") for v in schema["properties"].values()] == ["string", "number", "enum", "array"]
+    assert schema["additionalProperties"] is False
+    assert bfcl.small_schema({"properties": {"a b": {"type": "string"}}, "required": ["a b"]}) is None
+    assert bfcl.small_schema({"properties": {}}) is None
+
+
+def sequence(kind: data.Kind = "free", length: int = 12, prompt: int = 4, seed: int = 0) -> features.Sequence:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(20, 40, (length,), generator=generator)
+    rows = length - prompt + 1
+    ids = torch.stack([torch.randperm(30, generator=generator)[:4] + 20 for _ in range(rows)])
+    logprobs = torch.log(torch.tensor([0.6, 0.2, 0.1, 0.1])).expand(rows, 4)
+    soft = torch.ones(rows, dtype=torch.bool)
+    if kind != "free":
+        soft[:-1] = ids[:-1, 0] == tokens[prompt:]
+    aux = torch.randn(length, 3 * 576, generator=generator)
+    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, soft)
+
+
+def test_labels_are_the_targets_own_where_no_grammar_spoke() -> None:
+    free = sequence()
+    greedy, ids, weights = batches.labels(free, batches.Vocabulary.of(torch.arange(60), 60))
+    assert greedy.tolist() == free.top_ids[:-1, 0].tolist()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(len(greedy)))
+    torch.testing.assert_close(weights[0, 0] + weights[0, 1], torch.tensor(0.5 + 0.5 * 0.6))
+    assert ids[:, 0].tolist() == greedy.tolist()
+
+
+def test_labels_are_the_grammars_token_where_it_overruled_the_target() -> None:
+    forced = sequence("json_schema")
+    greedy, _, weights = batches.labels(forced, batches.Vocabulary.of(torch.arange(60), 60))
+    assert greedy.tolist() == forced.tokens[forced.prompt :].tolist()
+    overruled = ~forced.soft[:-1]
+    assert overruled.any()
+    assert (weights[overruled, 0] == 1).all()
+    assert (weights[overruled, 1:] == 0).all()
+
+
+def test_a_token_outside_the_draft_vocabulary_weighs_nothing() -> None:
+    free = sequence()
+    kept = torch.tensor([t for t in range(60) if t != int(free.top_ids[0, 0])])
+    _, ids, weights = batches.labels(free, batches.Vocabulary.of(kept, 60))
+    assert weights[0, :2].tolist() == [0.0, 0.0]
+    assert torch.equal(kept[ids[1, 0]], free.top_ids[1, 0])
+
+
+def test_shifted_looks_ahead() -> None:
+    rows = torch.tensor([[1, 2, 3]])
+    assert recipes.shifted(rows, 2, 0).tolist() == [[[1, 2], [2, 3], [3, 0]]]
+
+
+@pytest.fixture(scope="module")
+def embedding() -> torch.Tensor:
+    return torch.randn(64, 576, generator=torch.Generator().manual_seed(0))
+
+
+def small(embedding: torch.Tensor, method: str) -> recipes.Trainee:
+    kept = batches.Vocabulary.of(torch.arange(10, 60), 64)
+    if method == "dspark":
+        return dspark.DSpark(embedding, kept, torch.ones(3 * 576))
+    if method == "mtp":
+        return mtp.Mtp(embedding, kept)
+    if method == "eagle3":
+        return eagle3.Eagle3(embedding, kept, torch.ones(3 * 576))
+    return draft_model.DraftModel(embedding.repeat(4, 1), kept)
+
+
+@pytest.mark.parametrize("method", ["dspark", "draft_model", "eagle3", "mtp"])
+def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor, method: str) -> None:
+    trainee = small(embedding, method)
+    pool = [sequence(seed=seed) for seed in range(4)]
+    batch = batches.collate(pool, trainee.vocabulary, with_aux=True)
+    optimiser = torch.optim.AdamW(trainee.parameters(), 2e-3)
+    losses = []
+    for step in range(60):
+        loss = trainee.loss(batch, torch.Generator().manual_seed(step))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    with torch.inference_mode():
+        right, there = trainee.eval().right(batch)
+    assert right[there].float().mean() > 0.6
+
+
+def test_dspark_sees_nothing_at_or_after_its_anchor(embedding: torch.Tensor) -> None:
+    trainee = small(embedding, "dspark")
+    assert isinstance(trainee, dspark.DSpark)
+    one = sequence()
+    anchors = torch.tensor([[6, 8]])
+    with torch.inference_mode():
+        before = trainee.backbone(trainee.context(one.aux[None]), one.tokens[None], anchors)
+        changed = one.aux.clone()
+        changed[6:] += 3
+        after = trainee.backbone(trainee.context(changed[None]), one.tokens[None], anchors)
+    torch.testing.assert_close(before[0, 0], after[0, 0])
+    assert not torch.allclose(before[0, 1], after[0, 1])
+
+
+def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Tensor) -> None:
+    trainee = small(embedding, "dspark")
+    assert isinstance(trainee, dspark.DSpark)
+    pool = [sequence(seed=seed, length=40) for seed in range(6)]
+    before = trainee.report(pool)["calibration"]
+    trainee.finish(pool)
+    after = trainee.report(pool)["calibration"]
+    assert [row["n"] for row in after] == [row["n"] for row in before]
+    assert after[0]["n"] == sum(len(s) - s.prompt - 1 for s in pool)
+    assert all(one["n"] >= two["n"] for one, two in itertools.pairwise(after))
+    assert after[0]["expected_calibration_error"] < 0.1 < before[0]["expected_calibration_error"]
+
+
+def test_eagle3_chains_are_what_one_chain_alone_is(embedding: torch.Tensor) -> None:
+    trainee = small(embedding, "eagle3")
+    assert isinstance(trainee, eagle3.Eagle3)
+    one = sequence()
+    following = recipes.shifted(torch.nn.functional.pad(one.tokens[None, 1:], (0, 1)), 3, 0)
+    with torch.inference_mode():
+        together = trainee.chains(one.aux[None], following, 3)[0, 5]
+        alone = trainee.chains(one.aux[None, :6], following[:, :6], 3)[0, 5]
+    torch.testing.assert_close(together, alone)
+
+
+def test_draft_model_is_a_llama(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    table = torch.randn(300, 576, generator=torch.Generator().manual_seed(0))
+    made = draft_model.DraftModel(table, batches.Vocabulary.of(torch.arange(0, 300, 2), 300))
+    made.export(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = draft_model.load(tmp_path)
+    ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            ours.logits(ids, torch.arange(9).expand(2, 9)), theirs(ids).logits, rtol=1e-3, atol=1e-4
+        )
+
+
+def test_the_target_carried_over_to_mimo_says_the_same(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+
+    target = models.ensure(features.TARGET)
+    mtp.carry(target, None, tmp_path)
+    ids = torch.randint(0, 49152, (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        original = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)(ids).logits
+        # MiMo's decoder is Qwen2's, which is what transformers knows
+        carried = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(ids).logits
+    torch.testing.assert_close(carried, original, rtol=1e-4, atol=1e-4)
+
+
+def test_a_trained_name_is_a_model(tmp_path: Path) -> None:
+    for row in registry.listing():
+        assert models.model_dir(row["name"]) == registry.folder(row["name"])
+        assert models.is_ready(row["name"])
+        assert Path(row["card"]).is_file()
+    assert models.model_dir(str(tmp_path)) == tmp_path

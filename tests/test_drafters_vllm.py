@@ -1,0 +1,119 @@
+"""The training forwards against vLLM's own forward of the same checkpoint: same tokens and states, same logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specgram_lab import models
+from specgram_lab.drafters import batches, draft_model, dspark, eagle3, features, mtp, recipes, witness
+from specgram_lab.drafters.blocks import target_embedding
+from specgram_lab.spec import Cell, parse_cell
+
+pytestmark = pytest.mark.engine
+WIDE = 40
+"""Logits compared a step: the likeliest of both sides."""
+
+
+def cell(method: str, folder: Path, k: int) -> Cell:
+    return parse_cell(
+        {
+            "drafter": {"method": method, "model": str(folder), "k": k},
+            "workload": {"prompts": "prose", "limit": 2, "max_tokens": 20, "concurrency": 1},
+            "engine": {"runner": "v2", "record": False, "budget": {"policy": "all" if method == "dspark" else "off"}},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def embedding() -> torch.Tensor:
+    return target_embedding(models.ensure(features.TARGET))
+
+
+def disturb(module: torch.nn.Module, scale: float) -> None:
+    """Weights that no symmetry or zero hides anything in."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (scale if parameter.dim() == 2 else 0.2 * parameter.abs().mean()))
+
+
+def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Within what bfloat16 does to a forward pass, measured against the spread of the logits."""
+    top = theirs.topk(WIDE, -1).indices
+    ours_top, theirs_top = ours.gather(-1, top), theirs.gather(-1, top)
+    error = (ours_top - theirs_top).abs().mean() / theirs.std()
+    assert error < 0.05, f"logits differ by {error:.3f} of their spread"
+    same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
+    assert same > 0.85, f"only {same:.2f} of the drafts are the same"
+
+
+def test_draft_model(tmp_path: Path, embedding: torch.Tensor) -> None:
+    kept = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(1))[:20000].sort().values
+    made = draft_model.DraftModel(embedding, batches.Vocabulary.of(kept, len(embedding)))
+    disturb(made, 0.05)
+    made.export(tmp_path / "drafter")
+    model = draft_model.load(tmp_path / "drafter")
+    for request in witness.observe(cell("draft_model", tmp_path / "drafter", 3), tmp_path / "seen"):
+        rows = []
+        for anchor, drafts in zip(request["anchors"].tolist(), request["drafts"], strict=True):
+            tokens = torch.cat((request["tokens"][: anchor + 1], drafts))[None]
+            with torch.inference_mode():
+                rows.append(model.logits(tokens, torch.arange(tokens.shape[1])[None])[0, anchor : anchor + 3])
+        agree(torch.stack(rows), request["logits"])
+
+
+def test_dspark(tmp_path: Path, embedding: torch.Tensor) -> None:
+    vocabulary = batches.Vocabulary.of(torch.arange(3000), len(embedding))
+    made = dspark.DSpark(embedding, vocabulary, torch.full((3 * 576,), 4.0))
+    disturb(made, 0.05)
+    made.export(tmp_path / "drafter")
+    model = dspark.load(tmp_path / "drafter", embedding)
+    for request in witness.observe(cell("dspark", tmp_path / "drafter", 5), tmp_path / "seen"):
+        ours, sure = [], []
+        for anchor, drafts in zip(request["anchors"].tolist(), request["drafts"], strict=True):
+            tokens, before = request["tokens"][None], torch.cat((request["tokens"][anchor : anchor + 1], drafts[:-1]))
+            with torch.inference_mode():
+                context = model.context(request["aux"][None, :anchor])
+                context = torch.nn.functional.pad(context, (0, 0, 0, tokens.shape[1] - anchor))
+                hidden = model.backbone(context, tokens, torch.tensor([[anchor]]))[0, 0]
+                ours.append(model.logits(hidden, before))
+                sure.append(model.confidence(hidden, before).sigmoid())
+        agree(torch.stack(ours), request["logits"])
+        assert (torch.stack(sure) - request["confidences"]).abs().max() < 0.05
+
+
+def test_eagle3(tmp_path: Path, embedding: torch.Tensor) -> None:
+    vocabulary = batches.Vocabulary.of(torch.arange(3000), len(embedding))
+    made = eagle3.Eagle3(embedding, vocabulary, torch.full((3 * 576,), 4.0))
+    disturb(made, 0.05)
+    made.export(tmp_path / "drafter")
+    model = eagle3.load(tmp_path / "drafter", embedding)
+    for request in witness.observe(cell("eagle3", tmp_path / "drafter", 3), tmp_path / "seen"):
+        ours = []
+        for anchor, drafts in zip(request["anchors"].tolist(), request["drafts"], strict=True):
+            tokens = torch.cat((request["tokens"][: anchor + 1], drafts))
+            following = recipes.shifted(tokens[None, 1:], 3, 0)[:, :anchor]
+            with torch.inference_mode():
+                ours.append(model.chains(request["aux"][None, :anchor], following, 3)[0, -1] @ embedding.T)
+        agree(torch.stack(ours), request["logits"])
+
+
+def test_mtp(tmp_path: Path, embedding: torch.Tensor) -> None:
+    made = mtp.Mtp(embedding, batches.Vocabulary.of(torch.arange(3000), len(embedding)))
+    disturb(made, 0.05)
+    made.export(tmp_path / "drafter")
+    mtp.carry(models.ensure(features.TARGET), tmp_path / "drafter", tmp_path / "target")
+    model = mtp.load(tmp_path / "drafter", embedding)
+    asked = cell("mtp", Path("target"), 1).model_dump(mode="json")
+    asked["target"]["model"] = str(tmp_path / "target")
+    for request in witness.observe(parse_cell(asked), tmp_path / "seen"):
+        ours = []
+        for anchor in request["anchors"].tolist():
+            following = request["tokens"][1 : anchor + 1]
+            with torch.inference_mode():
+                ours.append(model.states(request["aux"][None, :anchor], following[None])[0, -1:] @ embedding.T)
+        agree(torch.stack(ours), request["logits"])
