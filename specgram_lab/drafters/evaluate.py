@@ -79,12 +79,12 @@ def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, 
     }
 
 
-def _column(positions: pd.DataFrame, definition: str) -> list[float]:
+def _column(positions: pd.DataFrame, definition: str) -> list[float | None]:
     return [_round(v) for v in positions.loc[positions["definition"] == definition, "value"]]
 
 
-def _round(value: Any) -> float:
-    return round(float(value), 4)
+def _round(value: Any) -> float | None:
+    return None if pd.isna(value) else round(float(value), 4)
 
 
 def to_text(results: dict[str, dict[str, Any]]) -> str:
