@@ -50,7 +50,7 @@ def test_each_file_says_what_is_expected_and_why(name):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPEN - {"drafter-skipped", "mixed-step"} | {"row-h", "row-j", "row-k"})
+@pytest.mark.parametrize("name", sorted(OPEN - {"drafter-skipped", "mixed-step"} | {"row-h", "row-j", "row-k"}))
 def test_where_the_proposal_leaves_it_open_the_file_says_so(name):
     assert len(scenarios.load_scenario(name).undecided) > 40
 
