@@ -83,3 +83,12 @@ def test_the_row_says_what_was_asked_and_what_was_switched_on(ran):
     assert provenance["cells_before"] > 0
     assert json.loads(one.run["config_requested"])["engine"]["scheduling"] == "async"
     assert (one.folder / "engine.log").is_file()
+
+
+@pytest.mark.parametrize("side", ["sync", "async"])
+def test_it_is_recorded_what_lies_inside_reasoning_and_what_a_grammar_judged(ran, side):
+    steps = ran[f"reasoning-end-{side}"].steps
+    spec = steps[steps["drafted"] > 0].sort_values("request_id")
+    assert list(steps["in_reasoning"]) == [True] * len(steps)  # the end itself lies inside the first draft
+    assert list(spec["judged"]) == [True, False]
+    assert not ran[f"row-a-{side}"].steps["in_reasoning"].any()
