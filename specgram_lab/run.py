@@ -134,7 +134,7 @@ def is_done(cell: Cell, folder: Path) -> bool:
     if known["run_id"] != cell.cell_id:
         raise OutputFolderError(f"{folder} holds the finished cell {known['run_id']}, asked for is {cell.cell_id}")
     now = inputs(cell)
-    changed = [name for name, value in known["inputs"].items() if now.get(name) != value]
+    changed = [name for name, value in known.get("inputs", {}).items() if now.get(name) != value]
     if changed:
         name = changed[0]
         raise OutputFolderError(

@@ -18,7 +18,7 @@ from ledgers import simulate
 
 from specgram_lab import ledger, scenarios
 from specgram_lab import run as runs
-from specgram_lab.handover import BEGUN
+from specgram_lab.handover import BEGUN, write_json
 from specgram_lab.run import reconciled
 from specgram_lab.spec import Limits, parse_cell
 
@@ -244,3 +244,8 @@ def test_a_killed_cell_keeps_what_its_engine_said_of_itself(tmp_path):
     row = runs.outcome(tmp_path, runs.Ending(-signal.SIGKILL))
     assert (row["outcome"], row["runner_effective"], row["scheduling_effective"]) == ("killed", "v2", "async")
     assert json.loads(row["provenance"]) == {"x": 1}
+
+
+def test_a_cell_finished_before_inputs_were_noted_is_still_finished(tmp_path):
+    write_json(tmp_path / runs.DONE, {"run_id": BARE.cell_id, "outcome": "ok"})
+    assert runs.is_done(BARE, tmp_path)
