@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from specgram_lab import builds, scenarios
 from specgram_lab.paths import DATA
-from specgram_lab.spec import Cell, Model, SpecError, explain, parse_cell
+from specgram_lab.spec import Cell, Model, SpecError, explain, parse_cell, read_yaml
 
 FOLDER = DATA / "cases"
 
@@ -111,10 +110,7 @@ def load(name: str) -> Case:
     path = Path(name) if Path(name).is_file() else FOLDER / f"{name.upper()}.yaml"
     if not path.is_file():
         raise SpecError(f"no case {name!r}: it is neither a file nor one of {', '.join(names())}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise SpecError(f"{path}: a case is a mapping, got {type(content).__name__}")
     content.setdefault("name", path.stem)

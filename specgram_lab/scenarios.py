@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 import pandas as pd
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from specgram_lab.paths import DATA, data_file
-from specgram_lab.spec import Budget, Cell, Drafter, Engine, Grammar, Model, SpecError, Workload, explain
+from specgram_lab.spec import Budget, Cell, Drafter, Engine, Grammar, Model, SpecError, Workload, explain, read_yaml
 
 Side = Literal["sync", "async"]
 SIDES: Final[tuple[Side, ...]] = get_args(Side)
@@ -135,10 +134,7 @@ def load_scenario(name: str, base: Path | None = None) -> Scenario:
         SpecError: with the file's name and what is wrong.
     """
     path = data_file("scenarios", name, base)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise SpecError(f"{path}: a scenario is a mapping, got {type(content).__name__}")
     content.setdefault("name", path.stem)

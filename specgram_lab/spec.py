@@ -451,10 +451,14 @@ class _OnceLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_cell(path: Path) -> Cell:
-    """A `Cell` from a YAML (or JSON) file; raises `SpecError` with the file's name in front."""
+def read_yaml(path: Path) -> Any:
+    """What stands in a YAML (or JSON) file.
+
+    Raises:
+        SpecError: it cannot be read, is not UTF-8, is not YAML, or has a key twice; the file and the place are named.
+    """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)  # noqa: S506  a safe loader
+        return yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)  # noqa: S506  a safe loader
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -463,6 +467,11 @@ def load_cell(path: Path) -> Cell:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise SpecError(f"{path} is not YAML{line}: {getattr(error, 'problem', error)}") from None
+
+
+def load_cell(path: Path) -> Cell:
+    """A `Cell` from a YAML (or JSON) file; raises `SpecError` with the file's name in front."""
+    content = read_yaml(path)
     try:
         return parse_cell(content, path.parent)
     except SpecError as error:

@@ -8,10 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from specgram_lab.spec import Cell, Limits, Model, SpecError, explain, parse_cell
+from specgram_lab.spec import Cell, Limits, Model, SpecError, explain, parse_cell, read_yaml
 
 SHORT = {
     "k": "drafter.k",
@@ -130,12 +129,7 @@ def parse(content: Any, base: Path | None = None) -> Sweep:
 
 def load(path: Path) -> Sweep:
     """A `Sweep` from a YAML file; raises `SpecError` with the file's name in front."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     try:
         return parse(content, path.absolute().parent)
     except SpecError as error:
