@@ -6,6 +6,8 @@ The process must have been started with the environment that `specgram_lab.build
 from __future__ import annotations
 
 import dataclasses
+import gc
+import sys
 from typing import Any
 
 from specgram_lab.builders import options
@@ -20,14 +22,19 @@ def build(cell: Cell) -> Any:
 
     vLLM loads the patches through its plugin entry point while it reads the arguments.
     """
+    gc.disable()  # nearly all that is made until the engine stands stays
+    sys.modules.setdefault("ray", None)  # type: ignore[arg-type]  # not importable: no engine here is spread by it
     from vllm import LLM
 
+    gc.freeze()  # vLLM collects several times while it loads; modules need not be looked at
     arguments = options.engine_arguments(cell)
     if cell.engine.kind == "scripted":
         from specgram_lab.builders import scripted
 
         arguments |= scripted.engine_arguments(cell)
-    return LLM(**without_newer(arguments))
+    llm = LLM(**without_newer(arguments))
+    gc.enable()
+    return llm
 
 
 def without_newer(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -173,6 +173,9 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
                 "reasoning_parser": REASONING_PARSER,
                 "reasoning_parser_plugin": str(Path(__file__).with_name("reasoning.py")),
             }
+    template = Path(arguments["model"]) / "chat_template.jinja"
+    if template.is_file():  # the one that is used anyway; vLLM would load a processor to look for another
+        arguments["chat_template"] = str(template)
     if engine.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
     config = speculative_config(cell)

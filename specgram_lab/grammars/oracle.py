@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import regex
-
-# jsonschema takes more than a second to import, most of it for formats, which are not checked here: each function
-# imports it where it needs it, so that reading a spec or preparing a request stays quick.
 
 MATCH_SECONDS = 1.0
 """Longest time for one pattern on one text; a pattern that needs more backtracks without end."""
@@ -75,10 +73,8 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Exception]:
-    from jsonschema.exceptions import ValidationError
-
     if validator.is_type(instance, "string") and not _search(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+        yield _jsonschema().ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def _pattern_properties(validator: Any, patterns: Any, instance: Any, _schema: Any) -> Iterator[Exception]:
@@ -91,17 +87,28 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, _schema: A
 
 
 @functools.cache
-def _validator_class() -> Any:
-    from jsonschema import Draft202012Validator, validators
+def _jsonschema() -> Any:
+    """The package; most of its import is one checker of IRIs where that is installed, and formats are off here."""
+    name = "rfc3987_syntax"
+    absent = sys.modules.setdefault(name, None) is None  # type: ignore[arg-type]
+    import jsonschema
 
-    extend: Any = validators.extend  # it has no types
-    return extend(Draft202012Validator, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    if absent:
+        del sys.modules[name]
+    return jsonschema
+
+
+@functools.cache
+def _validator_class() -> Any:
+    jsonschema = _jsonschema()
+    return jsonschema.validators.extend(
+        jsonschema.Draft202012Validator, {"pattern": _pattern, "patternProperties": _pattern_properties}
+    )
 
 
 def schema_fault(schema: Any) -> str:
     """Why ``schema`` is no JSON Schema (Draft 2020-12), or an empty text."""
-    import jsonschema
-
+    jsonschema = _jsonschema()
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:
@@ -113,9 +120,10 @@ def schema_fault(schema: Any) -> str:
 
 def check(value: Any, schema: Any) -> Breach | None:
     """The most telling breach of ``schema`` by ``value``, None if it obeys; remote references are not fetched."""
-    import jsonschema
     import referencing
     import referencing.exceptions
+
+    jsonschema = _jsonschema()
 
     try:
         # An empty registry: jsonschema's own default would fetch a remote reference over the network.
