@@ -10,10 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from specgram_lab import bitmask, builds, case_runs, case_tables, cases, scenarios
+from specgram_lab import builds, cases, scenarios
 from specgram_lab.builders import scripted
-from specgram_lab.case_runs import Verdict
-from specgram_lab.cases import FOLDER, Case
+from specgram_lab.cases import FOLDER, Case, bitmask, runs, tables
+from specgram_lab.cases.runs import Verdict
 from specgram_lab.cli import app
 from specgram_lab.patches import fingerprint, registry
 from specgram_lab.patches.rewrite import rewritten
@@ -33,7 +33,7 @@ def named(item) -> str:
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory, target_folder):
-    found = case_runs.run(ALL, HERE, tmp_path_factory.mktemp("cases"))
+    found = runs.run(ALL, HERE, tmp_path_factory.mktemp("cases"))
     return {(v.case, v.run, v.switched_on[2], v.build): v for v in found}
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_case_is_refused_with_the_known_ones():
 def test_a_build_that_is_asked_for_must_be_there(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECGRAM_CACHE", str(tmp_path))
     with pytest.raises(builds.BuildError, match=r"vLLM 0\.28\.0 is not installed here"):
-        case_runs.usable(cases.load("R0"), ["0.28.0"])
+        runs.usable(cases.load("R0"), ["0.28.0"])
 
 
 def verdict(**changes) -> Verdict:
@@ -139,7 +139,7 @@ def verdict(**changes) -> Verdict:
 
 def test_the_table_shows_words_meaning_and_what_differs():
     dead = verdict(run="two", outcome="engine_failed", reason="it fell", differences=("outcome: engine_failed",))
-    text = case_tables.to_text(cases.load("R0"), [verdict(), dead], ["0.31.0"])
+    text = tables.to_text(cases.load("R0"), [verdict(), dead], ["0.31.0"])
     lines = text.splitlines()
     assert text.startswith("R0: ")
     row = next(line for line in lines if line.startswith("0.28.0  one"))
@@ -159,8 +159,8 @@ def test_lines_of_a_shared_log_are_those_of_the_own_cell(tmp_path, monkeypatch):
     )
     log = [f"specgram cell {other.cell_id}", line.format("0-a"), f"specgram cell {cell.cell_id}", line.format("0-b")]
     (tmp_path / "engine.log").write_text("\n".join(log) + "\n", encoding="utf-8")
-    assert case_runs._lines(tmp_path, cell) == [line.format("0-b")]
-    assert case_runs._lines(tmp_path, other) == [line.format("0-a")]
+    assert runs._lines(tmp_path, cell) == [line.format("0-b")]
+    assert runs._lines(tmp_path, other) == [line.format("0-a")]
 
 
 ESC = "\x1b"

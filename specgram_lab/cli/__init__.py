@@ -9,17 +9,16 @@ from typing import Annotated
 
 import typer
 
-from specgram_lab import cli_builds, cli_cases, cli_drafters, cli_scenarios, cli_sweeps
-from specgram_lab.servers import commands as server_commands
+from specgram_lab.cli import builds, cases, drafters, scenarios, servers, sweeps
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.add_typer(cli_scenarios.app, name="scenarios")
-app.add_typer(cli_drafters.app, name="drafters")
-app.add_typer(cli_builds.app, name="builds")
-app.add_typer(cli_cases.app, name="case")
-app.command("cases")(cli_cases.list_cases)
-app.add_typer(cli_sweeps.app, name="sweep")
-app.command("batch")(cli_sweeps.batch)
+app.add_typer(scenarios.app, name="scenarios")
+app.add_typer(drafters.app, name="drafters")
+app.add_typer(builds.app, name="builds")
+app.add_typer(cases.app, name="case")
+app.command("cases")(cases.list_cases)
+app.add_typer(sweeps.app, name="sweep")
+app.command("batch")(sweeps.batch)
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -140,7 +139,7 @@ def fetch(name: Annotated[str, typer.Argument(help="A target by name.")] = "smol
     typer.echo(models.ensure(name))
 
 
-server_commands.add_to(app)
+servers.add_to(app)
 
 
 def main() -> None:
@@ -164,7 +163,3 @@ def main() -> None:
     ) as error:  # fmt: skip
         print(f"specgram: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The reports R0 to R4 as cases: what runs on which build, the verdict that is expected, and why.
 
 A case is a YAML file in ``data/cases``. Each of its runs is one cell on each of the builds it names; what came out is
-held against the run's expectation by `specgram_lab.case_runs`.
+held against the run's expectation by `specgram_lab.cases.runs`.
 """
 
 from __future__ import annotations

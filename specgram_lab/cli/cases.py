@@ -36,20 +36,21 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="Keep the tables and logs of every run here.")] = None,
 ) -> None:
     """Run a case before and after its fix; exit code 1 where a verdict is not the one that its file states."""
-    from specgram_lab import case_runs, case_tables, cases
+    from specgram_lab import cases
     from specgram_lab.builds import BuildError
+    from specgram_lab.cases import runs, tables
 
     case = cases.load(name)
-    here, absent = case_runs.usable(case, build or ())
+    here, absent = runs.usable(case, build or ())
     if not here:
         raise BuildError(f"no build of case {case.name} is installed here: specgram builds add {case.builds[0]}")
     with tempfile.TemporaryDirectory(prefix="specgram-case-") as scratch:
-        verdicts = case_runs.run([case], here, out or Path(scratch))
+        verdicts = runs.run([case], here, out or Path(scratch))
     if as_json:
         content = {"case": case.name, "not_installed": absent, "verdicts": [one.to_json() for one in verdicts]}
         typer.echo(json.dumps(content, indent=1))
     else:
-        typer.echo(case_tables.to_text(case, verdicts, absent))
+        typer.echo(tables.to_text(case, verdicts, absent))
     if not all(one.ok for one in verdicts):
         raise typer.Exit(1)
 
@@ -57,7 +58,8 @@ def run(
 @app.command()
 def rows(build: Builds = None, as_json: JsonFlag = False) -> None:
     """Which rows of the grammar's mask each installed build constrains, for drafts of several kinds and k = 4."""
-    from specgram_lab import bitmask, builds
+    from specgram_lab import builds
+    from specgram_lab.cases import bitmask
 
     wanted = build or [one.version for one in builds.listed() if one.usable]
     found = bitmask.table(wanted)

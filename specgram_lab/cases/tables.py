@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from specgram_lab import builds, case_runs, cases
-from specgram_lab.case_runs import Verdict
-from specgram_lab.cases import Case
+from specgram_lab import builds, cases
+from specgram_lab.cases import Case, runs
+from specgram_lab.cases.runs import Verdict
 
 HEADS = ("build", "run", "switched on", "draft-probes", "commits", "died", "valid", "verdict")
 WIDTH = 116
@@ -31,7 +31,7 @@ def side_by_side(names: Sequence[str], versions: Sequence[str], folder: Path) ->
     for version in versions:
         builds.interpreter(version)
     here = [build.version for build in builds.listed() if build.usable and (not versions or build.version in versions)]
-    table = frame(case_runs.run([cases.load(name) for name in names], here, folder / "cases"))
+    table = frame(runs.run([cases.load(name) for name in names], here, folder / "cases"))
     table.to_csv(folder / "cases.csv", index=False)
     return table
 

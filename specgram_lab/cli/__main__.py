@@ -1,0 +1,5 @@
+"""``python -m specgram_lab.cli``."""
+
+from specgram_lab.cli import main
+
+main()
