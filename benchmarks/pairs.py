@@ -80,3 +80,15 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     medians = np.median(rng.choice(ratios, size=(4000, len(ratios))), axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high), "pairs": len(ratios)}
+
+
+def step_ratio(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+    """Sum over steps of the median over passes, ``first`` over ``second`` (passes x steps), and a 95 % interval.
+
+    The interval is a bootstrap over the passes, drawn in pairs.
+    """
+    rng = np.random.default_rng(7)
+    drawn = [rng.integers(len(first), size=len(first)) for _ in range(1000)]
+    ratios = [float(np.median(first[d], axis=0).sum() / np.median(second[d], axis=0).sum()) for d in drawn]
+    whole = float(np.median(first, axis=0).sum() / np.median(second, axis=0).sum())
+    return {"ratio": whole, "low": float(np.quantile(ratios, 0.025)), "high": float(np.quantile(ratios, 0.975))}
