@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,7 +13,7 @@ import pytest
 import vllm_server
 from typer.testing import CliRunner
 
-from specgram_lab import ledger, semantics
+from specgram_lab import lab, ledger, semantics, tables
 from specgram_lab.cli import app
 from specgram_lab.run import run_cell
 from specgram_lab.servers import check as checking
@@ -110,6 +112,22 @@ def test_what_cannot_be_seen_is_empty_not_zero(outside):
     assert outside["requests"]["token_ids"].isna().all()
     assert "hashes" not in run["provenance"]
     assert json.loads(run["provenance"])["model"] == {}
+
+
+def test_a_server_stands_in_a_sweep_beside_an_engine_of_the_labs_own(server, tmp_path):
+    engines = {"own": {"kind": "local"}, "server": {"kind": "server", "url": server.url, "log": str(server.log)}}
+    fixed = {**SAME, "workload": {**SAME["workload"], "limit": 2}}
+    results = lab.sweep({"name": "both", "axes": {"engine": engines}, "fixed": fixed}, tmp_path)
+    runs = results.runs.set_index("engine").loc[["local", "server"]]
+    assert runs["outcome"].to_dict() == {"local": "ok", "server": "ok"}
+    own, other = (results.requests[results.requests["run_id"] == runs["run_id"][kind]] for kind in ("local", "server"))
+    assert list(own["text"]) == list(other["text"])
+    assert runs["engine_draft_tokens"].nunique() == 1
+
+    shown = tables.summary(results.tables).set_index("run").loc[runs["run_id"]]
+    assert shown["verified"].iloc[0] > 0
+    assert pd.isna(shown["verified"].iloc[1]), "not seen is not zero"
+    assert "the engine's own counters" in shown["notes"].iloc[1][0]
 
 
 def test_a_check_of_the_bundled_prompts(server):
@@ -271,15 +289,20 @@ def test_a_server_that_is_killed_meanwhile(server):
     assert any("metrics after the requests" in note for note in report["notes"])
 
 
-def test_a_server_with_a_draft_model(server, target_folder, tmp_path):
+@pytest.fixture(scope="module")
+def second(server, target_folder, tmp_path_factory):
     """Another server, started when the first is dead; its drafter is the target itself."""
     assert server.process.poll() is not None
     config = {"method": "draft_model", "model": str(target_folder), "num_speculative_tokens": 3}
-    running = vllm_server.start(target_folder, tmp_path, {"--speculative-config": json.dumps(config)})
-    try:
-        code, report = invoke(running.url, "--prompts", "report-r0", "--max-tokens", "32", "--timeout", "120")
-    finally:
-        running.kill()
+    running = vllm_server.start(
+        target_folder, tmp_path_factory.mktemp("second"), {"--speculative-config": json.dumps(config)}
+    )
+    yield running
+    running.kill()
+
+
+def test_a_server_with_a_draft_model(second):
+    code, report = invoke(second.url, "--prompts", "report-r0", "--max-tokens", "32", "--timeout", "120")
     assert (code, report["problems"]) == (0, [])
     found = report["acceptance"]
     assert len(found["per_position"]) == 3
@@ -287,3 +310,26 @@ def test_a_server_with_a_draft_model(server, target_folder, tmp_path):
     assert all(answer["spec_metrics"] is None for answer in report["answers"]), "off unless asked for"
     contained = {row["name"]: (row["contained"], row["known_by"]) for row in report["build"]}
     assert contained["per-request-metrics"] == (True, "version 0.32.0")
+
+
+def test_the_command_reports_what_was_seen_of_a_server_that_is_killed(second):
+    """Behind it nothing is left of the second server either."""
+    command = [sys.executable, "-m", "specgram_lab.cli", "server", "check", second.url, "--prompts", "report-r1"]
+    command += ["--concurrency", "1", "--timeout", "30", "--log", str(second.log), "--json"]
+    answered = second.log.read_text(encoding="utf-8").count('POST /v1/chat/completions HTTP/1.1" 200')
+    begin = time.monotonic()
+    check = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while second.log.read_text(encoding="utf-8").count('POST /v1/chat/completions HTTP/1.1" 200') < answered + 2:
+        assert check.poll() is None
+        assert time.monotonic() - begin < 300
+        time.sleep(0.05)
+    killed = time.monotonic()
+    second.kill()
+    output, errors = check.communicate(timeout=120)
+    assert time.monotonic() - killed < 40, "bounded by the time-out"
+    assert check.returncode == 1, errors
+    report = json.loads(output)
+    assert report["requests"]["outcomes"]["ok"] >= 2
+    assert report["requests"]["sent"] < 50 or report["requests"]["outcomes"]["not_sent"] > 0
+    assert "the server went away during the check" in report["problems"]
+    assert "Traceback" not in errors
