@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from specgram_lab import models
 
 settings.register_profile("lab", deadline=None)  # beside an engine an example may take its time
 settings.load_profile("lab")
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+if WORKER is not None:  # engines that run beside each other wait for each other's threads unless each has a core
+    CORES = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(CORES[int(WORKER.removeprefix("gw")) % len(CORES)]))
 
 
 @pytest.fixture(scope="session")
