@@ -3,7 +3,7 @@
 ``python benchmarks/v2_speed.py [--json] [--pairs N] [--dspark FOLDER]``. Every comparison is a series of pairs in one
 go: both engines are there, passes alternate, the first of each is thrown away. Ratios of speed (tokens a second) for
 ``v2_over_v1`` and ``native_over_interpreted``; ``recorder_overhead`` is the time of the steps with the recorder over
-that of the same steps without, on one engine (four times as many pairs, which are short), and ``own_share`` the share
+that of the same steps without, on one engine (twice as many pairs), and ``own_share`` the share
 of a pass in the recorder's own code by cProfile. Time is the processor's, which does not see what else the machine
 does; the ratio of speeds by the clock stands under ``clock``.
 """
@@ -107,7 +107,7 @@ def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
             with Worker(cell(drafter, "v1", requests)) as v1, Worker(cell(drafter, "v2", requests)) as v2:
                 report["v2_over_v1"][label] = against(v2, v1, pairs)
                 for runner, worker in (("v1", v1), ("v2", v2)):
-                    report["recorder_overhead"][f"{runner}, {label}"] = overhead(worker, 4 * pairs)
+                    report["recorder_overhead"][f"{runner}, {label}"] = overhead(worker, 2 * pairs)
                     report["step_shares"][f"{runner}, {label}"] = shares(worker)
             print(label, report["v2_over_v1"][label], file=sys.stderr, flush=True)
     drafter = {"method": "dspark", "model": dspark, "k": 5} if dspark else DRAFTERS["draft_model"]

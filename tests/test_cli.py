@@ -45,3 +45,15 @@ def test_a_folder_without_a_run_is_said_to_be_one(tmp_path):
     done = specgram("show", tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == f"{tmp_path} holds no finished run"
+
+
+def test_parameters_of_a_notebook_from_a_file_that_is_none(tmp_path):
+    notebook = Path(__file__).parent.parent / "notebooks" / "01_quickstart.ipynb"
+    missing = specgram("notebook", notebook, "--out", tmp_path / "out", "-f", tmp_path / "none.yaml")
+    assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
+    assert "none.yaml cannot be read: No such file or directory" in missing.stderr
+    (tmp_path / "list.yaml").write_text("- limit", encoding="utf-8")
+    wrong = specgram("notebook", notebook, "--out", tmp_path / "out", "-f", tmp_path / "list.yaml")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+    assert "holds no mapping of parameters" in wrong.stderr
+    assert not (tmp_path / "out").exists()

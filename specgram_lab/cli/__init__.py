@@ -109,13 +109,11 @@ def notebook(
     values: Annotated[Path | None, typer.Option("-f", "--file", help="Parameters as YAML.")] = None,
 ) -> None:
     """Run a notebook with parameters through papermill; a finished cell is not run again."""
-    import yaml
-
     from specgram_lab import notebooks, tables
     from specgram_lab.lab import read
-    from specgram_lab.spec import SpecError
+    from specgram_lab.spec import SpecError, read_yaml
 
-    given = yaml.safe_load(values.read_text(encoding="utf-8")) if values else {}
+    given = (read_yaml(values) if values else None) or {}
     if not isinstance(given, dict):
         raise SpecError(f"{values} holds no mapping of parameters")
     done = notebooks.execute(path, out, given)

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, JsonValue, ValidationError
 
 from specgram_lab import notebooks
 from specgram_lab.handover import write_json
 from specgram_lab.run import writing
-from specgram_lab.spec import Model, SpecError, explain
+from specgram_lab.spec import Model, SpecError, explain, read_yaml
 from specgram_lab.sweeps import page
 from specgram_lab.sweeps.runner import locked, terminable
 
@@ -68,8 +67,8 @@ def load(path: Path) -> tuple[str, list[Entry]]:
         SpecError: with the file's name: it is no batch, a notebook is missing or has no cell of parameters, a parameter
             is unknown or would change on the way.
     """
+    content = read_yaml(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         batch = Batch.model_validate(_tuples(content))
         entries = [
             Entry((path.parent / name).resolve(), set_name, parameters)
@@ -81,8 +80,6 @@ def load(path: Path) -> tuple[str, list[Entry]]:
             notebooks.checked(entry.notebook, entry.parameters)
     except OSError as error:
         raise SpecError(f"{path}: {error.filename} cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise SpecError(f"{path}: {explain(error)}") from None
     except SpecError as error:
