@@ -22,7 +22,7 @@ COUNTERS = ("drafts", "draft_tokens", "verified_tokens", "accepted_tokens")
 SCRIPTED = [
     name
     for name in scenarios.scenario_names()
-    if scenarios.load_scenario(name).setting in (scenarios.Setting(), scenarios.load_scenario("preempted").setting)
+    if scenarios.load_scenario(name).setting in (scenarios.Setting(), scenarios.load_scenario("resumed-in-parts").setting)
 ]
 REAL = {
     "v1-ngram": cell(NGRAM, SCHEMA, engine=ON, workload={"limit": 4}),

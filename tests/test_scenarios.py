@@ -17,8 +17,8 @@ from specgram_lab.spec import SpecError
 
 ROWS = {f"row-{letter}" for letter in "abceghjk"}
 OPEN = {
-    "token-budget", "length-limit", "grammar-end", "eos-inside", "drafter-skipped", "preempted", "mixed-step",
-    "reasoning-end",
+    "token-budget", "length-limit", "grammar-end", "eos-inside", "drafter-skipped", "preempted", "resumed-in-parts",
+    "mixed-step", "reasoning-end",
 }  # fmt: skip
 
 

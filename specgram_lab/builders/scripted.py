@@ -176,7 +176,8 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
         def _init_executor(self) -> None:
             self.by_request: dict[str, Script] = {}
             self.proposals: dict[str, list[int]] = {}
-            self.prompt_left: dict[str, int] = {}
+            self.prompts: dict[str, int] = {}
+            self.left: dict[str, int] = {}  # tokens to compute before the request says something
             self.pending: list[tuple[Any, dict[str, list[int]], set[str]]] = []
             self.drafted: dict[str, list[int]] = {}
             self.drafts = self.vllm_config.speculative_config is not None
@@ -204,17 +205,24 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
                 script = STAGE.script_of(new.req_id)
                 assert script is not None
                 self.by_request[new.req_id] = script
-                self.prompt_left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
+                self.prompts[new.req_id] = len(new.prompt_token_ids)
+                self.left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
+            cached = scheduler_output.scheduled_cached_reqs
+            for request, computed, said in zip(
+                cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+            ):
+                if request in cached.resumed_req_ids:
+                    self.left[request] = self.prompts[request] + said - computed
             entered, slots, unfinished = {}, {}, set()
             for request, tokens in scheduler_output.num_scheduled_tokens.items():
-                self.prompt_left[request] -= tokens
-                if self.prompt_left[request] > 0:
+                self.left[request] -= tokens
+                if self.left[request] > 0:
                     unfinished.add(request)
                 count = len(scheduler_output.scheduled_spec_decode_tokens.get(request) or ())
                 slots[request] = self.by_request[request].admitted(count) if count else 0
                 entered[request] = self.proposals.get(request, [])[: slots[request]]
             for listener in listeners:
-                listener.executed(scheduler_output, slots)
+                listener.executed(scheduler_output, slots, unfinished)
             self.pending.append((scheduler_output, entered, unfinished))
             return done(None, non_block)
 
@@ -225,7 +233,7 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
             sampled: list[list[int]] = []
             drafts = {}
             for request in ids:
-                if request in unfinished:  # a part of its prompt: there is nothing to say yet
+                if request in unfinished:  # a part of what it has so far: there is nothing to say yet
                     sampled.append([])
                     continue
                 script, mask = self.by_request[request], rows.get(request)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from specgram_lab.patches.registry import Patch, Replacements
@@ -42,13 +42,13 @@ class WorkerCounts:
             tokens = list(tokens)
             self._waiting[request] = tokens.index(-1) if -1 in tokens else len(tokens)
 
-    def executed(self, scheduler_output: Any, slots: Mapping[str, int]) -> None:
-        """A forward pass ran; ``slots`` counts each request's draft slots in it."""
+    def executed(self, scheduler_output: Any, slots: Mapping[str, int], unfinished: Collection[str] = ()) -> None:
+        """A forward pass ran; ``slots`` counts each request's draft slots in it. See `hooks.Listener`."""
         for request in scheduler_output.finished_req_ids:
             self._waiting.pop(request, None)
         counts = {}
         for request in scheduler_output.num_scheduled_tokens:
-            drafted = self._waiting.pop(request, 0)
+            drafted = 0 if request in unfinished else self._waiting.pop(request, 0)
             counts[request] = (drafted, min(slots.get(request, 0), drafted))
         self._steps.append(counts)
 

@@ -7,7 +7,7 @@ scheduler and worker share a process, which the lab's builders see to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,8 +18,11 @@ from specgram_lab.samplers.recorder import Judgement, Recorder
 class Listener(Protocol):
     """What the hooks in the model runners speak to, in this order: `executed`, then `proposed` for the next step."""
 
-    def executed(self, scheduler_output: Any, slots: Mapping[str, int]) -> Any:
-        """A forward pass ran; ``slots`` counts each request's draft slots in it, after adaptive verification."""
+    def executed(self, scheduler_output: Any, slots: Mapping[str, int], unfinished: Collection[str] = ()) -> Any:
+        """A forward pass ran; ``slots`` counts each request's draft slots in it, after adaptive verification.
+
+        ``unfinished`` are the requests of which it computed only a part, and which say nothing yet.
+        """
 
     def proposed(self, drafts: Iterable[tuple[str, Sequence[int]]]) -> None:
         """The drafter proposed these tokens for the next step of these requests; -1 means none from there on."""
@@ -165,22 +168,25 @@ def hook_v1(changes: Replacements, listener: Listener = RECORDER) -> None:
             slots = (
                 {} if metadata is None else dict(zip(self.input_batch.req_ids, metadata.num_draft_tokens, strict=True))
             )
-            listener.executed(scheduler_output, slots)
+            listener.executed(scheduler_output, slots, unfinished(self))
         return result
+
+    def unfinished(self: Any) -> set[str]:
+        ids = self.input_batch.req_ids
+        discarded = self.discard_request_mask.np[: len(ids)].tolist()
+        return {request for request, gone in zip(ids, discarded, strict=True) if gone}
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         nonlocal fits
         fits = True
-        ids = list(self.input_batch.req_ids)
-        discarded = self.discard_request_mask.np[: len(ids)].tolist()
+        ids, gone = list(self.input_batch.req_ids), unfinished(self)
         result = original_sample(self, grammar_output)
         drafts = self._draft_token_ids
         if drafts is not None:
             rows = drafts if isinstance(drafts, list) else drafts.tolist()
             if not fits:  # vLLM fills in zeros where the drafter was skipped
                 rows = [[] for _ in ids]
-            live = [(r, row) for r, row, gone in zip(ids, rows, discarded, strict=True) if not gone]
-            listener.proposed(live)
+            listener.proposed([(r, row) for r, row in zip(ids, rows, strict=True) if r not in gone])
         return result
 
     original_fits = changes.set(GPUModelRunner, "_input_fits_in_drafter", input_fits_in_drafter)
@@ -211,17 +217,21 @@ def hook_v2(changes: Replacements, listener: Listener = RECORDER) -> None:
             if batch.num_draft_tokens_per_req is not None:
                 offsets = batch.cu_num_logits.tolist()
                 slots = {r: offsets[i + 1] - offsets[i] - bonus for i, r in enumerate(batch.req_ids)}
-            listener.executed(scheduler_output, slots)
+            listener.executed(scheduler_output, slots, unfinished(batch))
         return result
+
+    def unfinished(batch: Any) -> set[str]:
+        reached = (batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np).tolist()
+        return {request for request, whole in zip(batch.req_ids, reached, strict=True) if not whole}
 
     def sample_tokens(self: Any, grammar_output: Any) -> Any:
         state = self.execute_model_state
         result = original_sample(self, grammar_output)
         if state is not None and self.speculator is not None:
             batch = state.input_batch
-            reached = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+            gone = unfinished(batch)
             rows = self.req_states.draft_tokens[batch.idx_mapping, : state.num_spec_tokens_to_schedule].tolist()
-            listener.proposed((r, row) for r, row, live in zip(batch.req_ids, rows, reached, strict=True) if live)
+            listener.proposed((r, row) for r, row in zip(batch.req_ids, rows, strict=True) if r not in gone)
         return result
 
     original_execute = changes.set(GPUModelRunner, "execute_model", execute_model)

@@ -8,7 +8,7 @@ part travels on it, and asynchronous steps cannot be mixed up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -60,9 +60,13 @@ class Recorder:
             tokens = list(tokens)
             self.proposals[request] = tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
-    def executed(self, scheduler_output: Any, slots: Mapping[str, int]) -> WorkerStep:
-        """A forward pass ran; ``slots`` counts each request's draft slots in it. Takes the proposals it used."""
-        drafts = {r: self.proposals.pop(r, []) for r in scheduler_output.num_scheduled_tokens}
+    def executed(self, scheduler_output: Any, slots: Mapping[str, int], unfinished: Collection[str] = ()) -> WorkerStep:
+        """A forward pass ran; ``slots`` counts each request's draft slots in it. Takes the proposals it used.
+
+        Where only a part of a request's tokens was computed (``unfinished``), a draft that preemption left waits on.
+        """
+        ended = [r for r in scheduler_output.num_scheduled_tokens if r not in unfinished]
+        drafts = {r: self.proposals.pop(r, []) for r in ended}
         step = WorkerStep(self._next, drafts, dict(slots))
         self._next += 1
         setattr(scheduler_output, _MARK, step)
