@@ -19,6 +19,12 @@ if WORKER is not None:  # engines that run beside each other wait for each other
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(CORES[int(WORKER.removeprefix("gw")) % len(CORES)]))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with engines first; the others fill what is left at the end of a run with two workers."""
+    slow = {item.path for item in items if item.get_closest_marker("engine")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def target_folder() -> Path:
     """The converted target, fetched on first use."""

@@ -18,12 +18,9 @@ pytestmark = pytest.mark.engine
 
 ON = {"patches": ["rfc-counters"]}
 COUNTERS = ("drafts", "draft_tokens", "verified_tokens", "accepted_tokens")
-# without those that need an engine of their own
-SCRIPTED = [
-    name
-    for name in scenarios.scenario_names()
-    if scenarios.load_scenario(name).setting in (scenarios.Setting(), scenarios.load_scenario("resumed-in-parts").setting)
-]
+# of those that need an engine of their own, the one with preemption
+SETTINGS = (scenarios.Setting(), scenarios.load_scenario("resumed-in-parts").setting)
+SCRIPTED = [name for name in scenarios.scenario_names() if scenarios.load_scenario(name).setting in SETTINGS]
 REAL = {
     "v1-ngram": cell(NGRAM, SCHEMA, engine=ON, workload={"limit": 4}),
     "v1-self": cell(SELF, SCHEMA, engine=ON, workload={"limit": 4}),
