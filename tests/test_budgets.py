@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import av_engine
+import engines
 import ledgers
 import numpy as np
 import pandas as pd
@@ -188,6 +189,7 @@ POLICIES = {
     "native": {"policy": "native", "verify_cost": [1.0, 0.3]},
     "native-dear": {"policy": "native", "verify_cost": [1.0, 1.5]},
     "native-curve": {"policy": "native", "costs": "gpu-nemotronh-30b-a3b"},
+    **{f"fixed-{n}": {"policy": "fixed", "value": float(n)} for n in range(3)},
 }
 GRAMMARS = {"free": {}, "schema": SCHEMA}
 CONCURRENCY = 3
@@ -215,7 +217,8 @@ def self_drafting(tmp_path_factory, target_folder):
     cells = grid(SELF, "free", "all none fixed native")
     cells |= grid(SELF, "schema", "all none per_request fraction native-curve")
     long = renamed(grid(SELF, "free", "native", limit=12, max_tokens=64), "long")
-    return av_engine.run(cells | long, tmp_path_factory.mktemp("self"))
+    alone = renamed(grid(SELF, "free", "all fixed-0 fixed-1 fixed-2", limit=1, max_tokens=48), "alone")
+    return av_engine.run(cells | long | alone, tmp_path_factory.mktemp("self"))
 
 
 @pytest.fixture(scope="module")
@@ -231,18 +234,11 @@ def renamed(cells, group):
 
 @pytest.fixture(scope="module")
 def dspark(tmp_path_factory, target_folder):
-    """A DSpark drafter with a confidence head; every second request has no grammar. And a thousand steps at zero."""
+    """A DSpark drafter with a confidence head; every second request has no grammar."""
     folder = tmp_path_factory.mktemp("dspark")
     drafter = {"method": "dspark", "model": str(folder / "dspark"), "k": 5}
     mixed = renamed(grid(drafter, "schema", "all none fixed per_request native-cheap native native-dear"), "mixed")
-    zero = cell(
-        drafter,
-        OBJECT,
-        target=EXACT,
-        engine={"runner": "v2", "budget": {"policy": "none"}},
-        workload={"concurrency": CONCURRENCY, "prompts": "records", "limit": 12, "repeats": 5, "max_tokens": 128},
-    )
-    return av_engine.run({**mixed, "zero": zero}, folder, mixed=tuple(mixed), dspark=True)
+    return av_engine.run(mixed, folder, mixed=tuple(mixed), dspark=True)
 
 
 @pytest.fixture(params=["self_drafting", "ngram", "dspark"])
@@ -278,8 +274,6 @@ def test_verified_is_what_the_worker_verified_at_every_step(engine):
 @pytest.mark.engine
 def test_the_policys_budget_is_what_was_verified(engine):
     for name, folder in engine.items():
-        if name == "zero":
-            continue
         av = budget_tables.read([folder])["av_steps"].dropna(subset="budget").set_index("step")
         verified = av_engine.steps(folder).groupby("step")[["verified", "padded", "scheduled"]].sum().loc[av.index]
         assert (verified["verified"] + verified["padded"] == av["budget"]).all(), name
@@ -317,9 +311,7 @@ def test_outputs_under_a_grammar_are_valid_or_cut_by_length(engine):
 def test_three_regimes_in_batches_of_structured_and_free_requests_and_a_prefill_in_some(dspark):
     """Report R4: budget none, some and all in steps with and without a grammar; prefills lie in some of these steps."""
     regimes, prefills = {"none": 0, "some": 0, "all": 0}, 0
-    for name, folder in dspark.items():
-        if name == "zero":
-            continue
+    for folder in dspark.values():
         structured = set(ledger.read_table(folder, "requests").dropna(subset="output_class")["request_id"])
         assert structured == {"0", "2", "4"}
         av = budget_tables.read([folder])["av_steps"].dropna(subset="budget").set_index("step")
@@ -369,10 +361,17 @@ def test_cost_tables_are_the_ones_that_vllm_builds(dspark):
 
 
 @pytest.mark.engine
-def test_a_thousand_steps_at_zero_are_ordinary_steps(dspark):
-    folder = dspark["zero"]
-    steps, requests = av_engine.steps(folder), ledger.read_table(folder, "requests")
-    runs = ledger.read_table(folder, "runs")
+def test_a_thousand_steps_at_zero_are_ordinary_steps(dspark, tmp_path):
+    drafter = {"method": "dspark", "model": str(dspark["mixed+none"].parent / "dspark"), "k": 5}
+    zero = cell(
+        drafter,
+        OBJECT,
+        engine={"runner": "v2", "budget": {"policy": "none"}},
+        workload={"concurrency": 2, "prompts": "records", "limit": 12, "repeats": 4, "max_tokens": 128},
+    )
+    ran = engines.run({"zero": zero}, tmp_path)["zero"]
+    steps, requests, runs = ran.steps, ran.requests, ran.runs
+    assert runs["outcome"].iloc[0] == "ok"
     assert steps["step"].nunique() >= 1000
     assert steps["step"].max() - steps["step"].min() + 1 == steps["step"].nunique()
     assert set(requests["output_class"]) <= {"valid", "truncated"}
@@ -396,22 +395,11 @@ def test_a_run_at_zero_replays_all_the_others_step_by_step(request, drafter):
 
 
 @pytest.mark.engine
-def test_a_full_run_replays_fixed_budgets_where_the_target_drafts_for_itself(tmp_path_factory, target_folder):
-    """From full verification alone: one request at a time, no grammar."""
-    policies = {"all": {"policy": "all"}, **{f"fixed-{n}": {"policy": "fixed", "value": float(n)} for n in range(3)}}
-    cells = {
-        name: cell(
-            SELF,
-            target=EXACT,
-            engine={"runner": "v2", "budget": budget},
-            workload={"concurrency": 1, "limit": 3, "max_tokens": 20},
-        )
-        for name, budget in policies.items()
-    }
-    folders = av_engine.run(cells, tmp_path_factory.mktemp("one"))
-    known = load([folders["all"]])
-    for name in policies:
-        compare(known, folders[name], name)
+def test_a_full_run_replays_fixed_budgets_where_the_target_drafts_for_itself(self_drafting):
+    """From full verification alone: one request, no grammar."""
+    known = load([self_drafting["alone+all"]])
+    for policy in ("all", "fixed-0", "fixed-1", "fixed-2"):
+        compare(known, self_drafting[f"alone+{policy}"], policy)
 
 
 @pytest.mark.engine
