@@ -99,7 +99,7 @@ def run(
         raise SpecError("there is no cell to run")
     names = {path: cell.cell_id for cell, path in work}
     left = [(cell, path) for cell, path in work if not is_done(cell, path)]
-    live = sys.stderr.isatty() or "ipykernel" in sys.modules
+    live = sys.stderr.isatty() or in_notebook()
     with writing(folder), tqdm(total=len(work), initial=len(work) - len(left), unit="cell", disable=not live) as bar:
 
         def progress(path: Path, finished: int, total: int) -> None:
@@ -139,6 +139,12 @@ def sweep(
     elif not isinstance(definition, definitions.Sweep):
         definition = definitions.parse(dict(definition))
     return runner.run(definition, Path(folder), executor=executor)
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel shows what this process displays."""
+    shell = sys.modules.get("IPython")
+    return "ipykernel" in sys.modules and shell is not None and shell.get_ipython() is not None
 
 
 def collect(cells: Sequence[Path], folder: Path) -> Results:

@@ -127,7 +127,7 @@ def test_a_server_stands_in_a_sweep_beside_an_engine_of_the_labs_own(server, tmp
     shown = tables.summary(results.tables).set_index("run").loc[runs["run_id"]]
     assert shown["verified"].iloc[0] > 0
     assert pd.isna(shown["verified"].iloc[1]), "not seen is not zero"
-    assert "the engine's own counters" in shown["notes"].iloc[1][0]
+    assert any("the engine's own counters" in note for note in shown["notes"].iloc[1])
 
 
 def test_a_check_of_the_bundled_prompts(server):
@@ -314,8 +314,8 @@ def test_a_server_with_a_draft_model(second):
 
 def test_the_command_reports_what_was_seen_of_a_server_that_is_killed(second):
     """Behind it nothing is left of the second server either."""
-    command = [sys.executable, "-m", "specgram_lab.cli", "server", "check", second.url, "--prompts", "report-r1"]
-    command += ["--concurrency", "1", "--timeout", "30", "--log", str(second.log), "--json"]
+    command = [sys.executable, "-m", "specgram_lab.cli", "server", "check", second.url, "--prompts", "report-r0"]
+    command += ["--repeat", "20", "--concurrency", "1", "--timeout", "30", "--log", str(second.log), "--json"]
     answered = second.log.read_text(encoding="utf-8").count('POST /v1/chat/completions HTTP/1.1" 200')
     begin = time.monotonic()
     check = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -330,6 +330,6 @@ def test_the_command_reports_what_was_seen_of_a_server_that_is_killed(second):
     assert check.returncode == 1, errors
     report = json.loads(output)
     assert report["requests"]["outcomes"]["ok"] >= 2
-    assert report["requests"]["sent"] < 50 or report["requests"]["outcomes"]["not_sent"] > 0
+    assert report["requests"]["outcomes"]["not_sent"] > 40
     assert "the server went away during the check" in report["problems"]
     assert "Traceback" not in errors

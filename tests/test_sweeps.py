@@ -83,6 +83,11 @@ def test_exclusions_take_combinations_out():
     }  # fmt: skip
 
 
+def test_a_kernels_package_alone_makes_no_notebook(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", object())
+    assert not lab.in_notebook()
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

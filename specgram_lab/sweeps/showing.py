@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
 
+from specgram_lab import lab
 from specgram_lab.run import Ended
 from specgram_lab.sweeps.plan import Plan
 
@@ -42,7 +42,7 @@ def filling(made: Plan, known: Mapping[str, str | None]) -> Iterator[Ended | Non
 
     ``known`` holds the outcome of every cell, None of those that are to run.
     """
-    if "ipykernel" not in sys.modules:
+    if not lab.in_notebook():
         yield None
         return
     from IPython.display import display

@@ -31,6 +31,7 @@ def work(text: str) -> str:
     asked = json.loads(text)
     if asked["cores"]:
         os.sched_setaffinity(0, asked["cores"])
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "auto"  # among these: what was set is for an engine that is alone
     group = [(parse_cell(cell), Path(folder)) for cell, folder in asked["cells"]]
     try:
         with writing(group[0][1].parent):
