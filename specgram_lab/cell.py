@@ -139,7 +139,13 @@ def check_patches(reports: Path, wanted: dict[str, Any]) -> None:
 
 
 def engine_counters(llm: Any) -> dict[str, int]:
-    """vLLM's own speculative counters by name, summed over engines."""
+    """vLLM's own speculative counters by name, summed over engines.
+
+    Raises:
+        RuntimeError: the engine was made without counters, as vLLM's `LLM` is by itself.
+    """
+    if not llm.llm_engine.log_stats:
+        raise RuntimeError("this engine counts nothing: make it with disable_log_stats=False")
     counters: dict[str, int] = {}
     for metric in llm.get_metrics():
         if "spec_decode" in metric.name and hasattr(metric, "value"):

@@ -17,6 +17,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "drafter": ("drafter", ""),
     "k": ("k", "d"),
     "grammar": ("grammar", ""),
+    "whitespace": ("blanks", ""),
     "scheduling": ("sched", ""),
     "spec_steps": ("steps", "d"),
     "drafted": ("drafted", "d"),
@@ -34,9 +35,9 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
 """Column of `summary`, its heading and its number format."""
 
 LEGEND: Final = (
-    "steps: spec steps; invalid: drafted tokens that the grammar refuses; length: mean acceptance length, bonus "
-    "included; "
-    "of drafted, of verified: accepted; probe, commit: FSM events by phase; valid: valid / judged outputs"
+    "blanks: what the grammar allows between JSON tokens; steps: spec steps; invalid: drafted tokens that the grammar "
+    "refuses; length: mean acceptance length, bonus included; of drafted, of verified: accepted; "
+    "probe, commit: FSM events by phase; valid: valid / judged outputs"
 )
 
 
@@ -71,7 +72,7 @@ def _row(run: pd.Series[Any], own: Mapping[str, pd.DataFrame]) -> dict[str, Any]
     requests, steps, phases = own["requests"], own["steps"], own["fsm_events"]["phase"]
     judged = requests["output_class"].dropna()
     judged = judged[judged != "not_judged"]
-    row: dict[str, Any] = {key: run[key] for key in ("outcome", "drafter", "k", "grammar")}
+    row: dict[str, Any] = {key: run[key] for key in ("outcome", "drafter", "k", "grammar", "whitespace")}
     row |= {"run": run["run_id"], "scheduling": run["scheduling_effective"]}
     notes = _notes(run)
     if len(steps):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from engines import NGRAM, OBJECT, SCHEMA, SELF, cell
 
-from specgram_lab import semantics, twins
+from specgram_lab import ledger, semantics, tables, twins
 from specgram_lab.grammars import tools_grammar
 from specgram_lab.spec import parse_cell
 
@@ -62,6 +62,9 @@ OTHERS = {
     "unrecorded": cell(NGRAM, SCHEMA, engine={"record": False}),
     "unrecorded-v2": cell(SELF, SCHEMA, engine={"runner": "v2", "scheduling": "async", "record": False}),
     "async-ngram": cell(NGRAM, OBJECT, **ASYNC),
+    "copy": cell(NGRAM, SCHEMA, workload={"prompts": "copy", "limit": 4, "max_tokens": 64}),
+    "copy-none": cell({}, SCHEMA, workload={"prompts": "copy", "limit": 4, "max_tokens": 64}),
+    "min-p-none": cell({}, OBJECT, workload={"min_p": 0.01, "temperature": 0.7, "limit": 2}),
     "min-p-tiny": cell(NGRAM, OBJECT, workload={"min_p": 1e-6, "temperature": 0.7, "limit": 2}),
     "min-p": cell(NGRAM, OBJECT, workload={"min_p": 0.01, "temperature": 0.7, "limit": 2}),
     "logit-bias": cell(NGRAM, OBJECT, workload={"logit_bias": {"5": 1.0}, "limit": 2}),
@@ -185,6 +188,27 @@ def test_request_parameters_that_speculation_refuses_are_rows(ran, name, outcome
         assert "min_p" in one.run["reason"]
     else:
         assert one.requests["output_tokens"].min() > 0
+
+
+def test_the_same_request_without_a_drafter_runs_and_there_is_nothing_to_compare(ran):
+    refused, twin = ran["min-p"], ran["min-p-none"]
+    assert twin.run["outcome"] == "ok", twin.run["reason"]
+    assert twin.requests["output_tokens"].min() > 0
+    both = twins.diverged(pd.concat([refused.runs, twin.runs]), pd.concat([refused.requests, twin.requests]))
+    assert refused.run["run_id"] not in set(both["run_id"])
+    shown = tables.summary({name: pd.concat([getattr(r, name) for r in (refused, twin)]) for name in ledger.TABLES})
+    assert shown["output_tokens_per_s"].isna().iloc[0]
+
+
+def test_values_that_the_prompt_repeats_are_copied_and_every_output_is_judged(ran):
+    """No event of the grammar is no proof: each output is parsed, held against its schema and against its twin."""
+    copied, twin = ran["copy"], ran["copy-none"]
+    assert copied.steps["accepted"].sum() > 0
+    for one in (copied, twin):
+        assert set(one.requests["output_class"]) <= {"valid", "truncated"}, one.requests["text"].tolist()
+    found = twins.diverged(pd.concat([copied.runs, twin.runs]), pd.concat([copied.requests, twin.requests]))
+    assert len(found) == 4
+    assert found["diverged"].sum() <= 1, found.to_string()  # a near-tie within bfloat16
 
 
 def test_min_tokens_beyond_the_grammar_is_warned_of_and_ends_well(ran):

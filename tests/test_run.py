@@ -111,6 +111,20 @@ def test_a_lone_surrogate_is_kept_escaped(tmp_path, target_folder):
     assert len(request["token_ids"]) > 3
 
 
+@pytest.mark.engine
+def test_characters_of_several_tokens_are_counted_as_tokens_and_stored_as_text(tmp_path, target_folder):
+    scenario = str(Path(__file__).with_name("multibyte.yaml"))
+    row = runs.run_cell(parse_cell({**SURROGATE, "workload": {"scenario": scenario}}), tmp_path)
+    assert row["outcome"] == "ok", row["reason"]
+    from specgram_lab import ledger
+
+    request, steps = ledger.read_table(tmp_path, "requests").iloc[0], ledger.read_table(tmp_path, "steps")
+    assert (request["text"], request["output_class"]) == ('"在线"', "valid")
+    assert request["output_tokens"] > len(request["text"]) + 1
+    assert steps["drafted"].sum() == steps["accepted"].sum() == 3, "the first draft ends inside a character"
+    assert steps["committed"].sum() == request["output_tokens"]
+
+
 SURROGATE = {
     "drafter": {"method": "scripted", "k": 4},
     "workload": {"scenario": str(Path(__file__).with_name("surrogate.yaml"))},

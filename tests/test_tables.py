@@ -117,7 +117,7 @@ def test_text_lines_up_and_drops_what_no_run_has() -> None:
 
 
 def test_markdown_has_the_same_cells_and_escapes_pipes() -> None:
-    made = simulate("run", warnings=["a | b\nc"])
+    made = simulate("run", warnings=["a | b\nc"], whitespace="any")
     lines = tables.to_markdown(tables.summary(made)).splitlines()
     assert {line.count("|") for line in lines[:3]} == {len(tables.COLUMNS) + 1}
     assert lines[1].count("---:") == 13
