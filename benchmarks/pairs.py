@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from scipy import stats
 
 from specgram_lab import models
 from specgram_lab.builders import options
@@ -92,3 +93,11 @@ def step_ratio(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     ratios = [float(np.median(first[d], axis=0).sum() / np.median(second[d], axis=0).sum()) for d in drawn]
     whole = float(np.median(first, axis=0).sum() / np.median(second, axis=0).sum())
     return {"ratio": whole, "low": float(np.quantile(ratios, 0.025)), "high": float(np.quantile(ratios, 0.975))}
+
+
+def pooled(ratios: Sequence[float]) -> dict[str, float]:
+    """Geometric mean of the ratios of several cases, and Student's 95 % interval of it over the cases."""
+    logs = np.log(np.asarray(ratios))
+    mean, error = logs.mean(), logs.std(ddof=1) / np.sqrt(len(logs))
+    low, high = stats.t.interval(0.95, len(logs) - 1, mean, error)
+    return {"ratio": float(np.exp(mean)), "low": float(np.exp(low)), "high": float(np.exp(high)), "cases": len(logs)}

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from pairs import Worker, ratio, step_ratio
+from pairs import Worker, pooled, ratio, step_ratio
 
 from specgram_lab.spec import Cell, parse_cell
 
@@ -110,6 +110,9 @@ def measure(pairs: int, dspark: str | None, only: str) -> dict[str, Any]:
                     report["recorder_overhead"][f"{runner}, {label}"] = overhead(worker, 2 * pairs)
                     report["step_shares"][f"{runner}, {label}"] = shares(worker)
             print(label, report["v2_over_v1"][label], file=sys.stderr, flush=True)
+    costs = [found["ratio"] for found in report["recorder_overhead"].values()]
+    if len(costs) > 1:
+        report["recorder_overhead"]["all cases together"] = pooled(costs)
     drafter = {"method": "dspark", "model": dspark, "k": 5} if dspark else DRAFTERS["draft_model"]
     for requests in (1, 8):
         asked = cell(drafter, "v2", requests, tokens=24)
