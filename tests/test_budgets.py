@@ -252,6 +252,7 @@ def test_every_policy_ran_and_is_in_its_row(engine):
         run = ledger.read_table(folder, "runs").iloc[0]
         assert run["outcome"] == "ok", (name, run["reason"])
         assert run["budget_effective"] == run["budget_requested"] != "off"
+        assert json.loads(run["provenance"])["interpreted_kernels"] == {}, name
 
 
 @pytest.mark.engine

@@ -115,6 +115,11 @@ def test_runner_and_scheduling_are_the_ones_that_were_asked_for(ran, name):
     )
 
 
+@pytest.mark.parametrize("name", [name for name in REAL if name.startswith("v2")])
+def test_no_kernel_of_runner_v2_runs_in_the_interpreter(ran, name):
+    assert json.loads(ran[name].run["provenance"])["interpreted_kernels"] == {}
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_every_sampled_token_that_was_committed_is_in_the_output(ran, name):
     one = ran[name]
