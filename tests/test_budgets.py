@@ -193,6 +193,8 @@ POLICIES = {
 }
 GRAMMARS = {"free": {}, "schema": SCHEMA}
 CONCURRENCY = 3
+SHORT = {"limit": 4, "max_tokens": 16}
+"""For the target as its own drafter, whose steps take long in float32."""
 EXACT = {"dtype": "float32"}
 """In bfloat16 what a drafter is sure of depends a little on how many tokens were computed together."""
 
@@ -214,10 +216,10 @@ def grid(drafter, grammar, policies, **workload):
 @pytest.fixture(scope="module")
 def self_drafting(tmp_path_factory, target_folder):
     """The target drafts for itself; vLLM's online estimator ranks, and in the long run is fitted at least once."""
-    cells = grid(SELF, "free", "all none fixed native")
-    cells |= grid(SELF, "schema", "all none per_request fraction native-curve")
+    cells = grid(SELF, "free", "all none fixed native", **SHORT)
+    cells |= grid(SELF, "schema", "all none per_request fraction native-curve", **SHORT)
     long = renamed(grid(SELF, "free", "native", limit=12, max_tokens=64), "long")
-    alone = renamed(grid(SELF, "free", "all fixed-0 fixed-1 fixed-2", limit=1, max_tokens=48), "alone")
+    alone = renamed(grid(SELF, "free", "all fixed-0 fixed-1 fixed-2", limit=1, max_tokens=24), "alone")
     return av_engine.run(cells | long | alone, tmp_path_factory.mktemp("self"))
 
 
@@ -269,7 +271,7 @@ def test_verified_is_what_the_worker_verified_at_every_step(engine):
                 checked += row.verified
             if step in seen:
                 assert seen[step]["rows"] == rows["verified"].sum() + rows["padded"].sum() + len(rows)
-    assert checked > 500
+    assert checked > 300
 
 
 @pytest.mark.engine
@@ -418,7 +420,7 @@ def test_a_replay_is_priced_as_the_real_run_is(self_drafting):
 
 @pytest.mark.engine
 def test_a_smaller_k_replays_the_run_that_had_it(self_drafting, tmp_path_factory):
-    shorter = grid({**SELF, "k": 2}, "schema", "all")
+    shorter = grid({**SELF, "k": 2}, "schema", "all", **SHORT)
     real = av_engine.run(shorter, tmp_path_factory.mktemp("shorter"))["schema+all"]
     compare(load([self_drafting["schema+none"]]), real, "k=2", k=2)
 

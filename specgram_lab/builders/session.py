@@ -184,13 +184,15 @@ class Session:
     def _matches(self) -> dict[str, grammars.TextMatch]:
         """What xgrammar's own matcher says of outputs that no other oracle can judge, by request."""
         asked = [s for s in self.requests if s.output and s.grammar.kind in ("ebnf", "structural_tag")]
-        found = {}
-        for sent in asked:
-            text = sent.output.outputs[0].text
-            if self.reasoning_end is not None:
-                text = text.partition(self.reasoning_end)[2]
-            match = grammars.validate_texts(sent.grammar, [text], models.model_dir(self.cell.target.model))[0]
-            found[sent.request_id] = match
+        found: dict[str, grammars.TextMatch] = {}
+        if not asked:
+            return found
+        with grammars.CompilerSession(models.model_dir(self.cell.target.model)) as session:  # seconds to start
+            for sent in asked:
+                text = sent.output.outputs[0].text
+                if self.reasoning_end is not None:
+                    text = text.partition(self.reasoning_end)[2]
+                found[sent.request_id] = grammars.validate_texts(sent.grammar, [text], session)[0]
         return found
 
     def _judgement(self, sent: Sent, completion: Any, match: grammars.TextMatch | None) -> dict[str, Any]:
