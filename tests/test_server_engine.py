@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pandas as pd
 import pytest
@@ -15,14 +16,13 @@ from typer.testing import CliRunner
 
 from specgram_lab import lab, ledger, semantics, tables
 from specgram_lab.cli import app
-from specgram_lab.run import run_cell
 from specgram_lab.servers import check as checking
 from specgram_lab.servers import client, verdict
 from specgram_lab.servers.address import parse_address
 from specgram_lab.servers.answers import Outcome
 from specgram_lab.servers.asking import ask
 from specgram_lab.servers.client import Limits
-from specgram_lab.spec import Grammar, Workload, parse_cell
+from specgram_lab.spec import Grammar, Workload
 from specgram_lab.workloads import Prompt, load
 
 pytestmark = pytest.mark.engine
@@ -49,29 +49,35 @@ SAME = {
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory, target_folder):
-    """The same cell on an engine of the lab's own, run before the server is there."""
-    folder = tmp_path_factory.mktemp("local")
-    row = run_cell(parse_cell(SAME), folder)
-    assert row["outcome"] == "ok", row["reason"]
-    return ledger.read_run(folder)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, target_folder, local):
-    running = vllm_server.start(target_folder, tmp_path_factory.mktemp("server"), OPTIONS)
+def server(tmp_path_factory, target_folder):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VLLM_LOG_STATS_INTERVAL", "1")
+        running = vllm_server.start(target_folder, tmp_path_factory.mktemp("server"), OPTIONS)
     yield running
     running.kill()
 
 
 @pytest.fixture(scope="module")
-def outside(server, tmp_path_factory):
-    """The cell with the server as its engine."""
-    folder = tmp_path_factory.mktemp("outside")
-    cell = parse_cell({**SAME, "engine": {"kind": "server", "url": server.url, "log": str(server.log)}})
-    row = run_cell(cell, folder)
-    assert row["outcome"] == "ok", row["reason"]
-    return ledger.read_run(folder)
+def both(server, tmp_path_factory):
+    """A sweep of one cell over an engine of the lab's own and the server."""
+    engines = {"own": {"kind": "local"}, "server": {"kind": "server", "url": server.url, "log": str(server.log)}}
+    return lab.sweep({"name": "both", "axes": {"engine": engines}, "fixed": SAME}, tmp_path_factory.mktemp("both"))
+
+
+def tables_of(results, kind):
+    run = results.runs.set_index("engine").loc[kind]
+    assert run["outcome"] == "ok", run["reason"]
+    return ledger.read_run(results.folder / "cells" / run["run_id"])
+
+
+@pytest.fixture(scope="module")
+def local(both):
+    return tables_of(both, "local")
+
+
+@pytest.fixture(scope="module")
+def outside(both):
+    return tables_of(both, "server")
 
 
 def invoke(*arguments: str) -> tuple[int, dict]:
@@ -102,6 +108,17 @@ def test_the_difference_to_what_was_proposed_is_the_grammar_invalid_tokens(local
     assert proposed["drafted"] - engine["engine_draft_tokens"] == struck.sum() + shortened.sum()
 
 
+def test_without_a_patch_the_old_counting_stands_in_the_metrics_and_in_the_log(server, outside):
+    """In all three places where drafted and accepted are reported; the third, each request's block, is held above."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        content = answer.read().decode()
+    assert "vllm:spec_decode_num_draft_tokens_total" in content
+    assert "verified" not in content
+    lines = [line for line in server.log.read_text(encoding="utf-8").splitlines() if "SpecDecoding metrics: " in line]
+    assert lines
+    assert not any("Verified" in line for line in lines)
+
+
 def test_what_cannot_be_seen_is_empty_not_zero(outside):
     run = outside["runs"].iloc[0]
     assert outside["steps"].empty
@@ -114,17 +131,10 @@ def test_what_cannot_be_seen_is_empty_not_zero(outside):
     assert json.loads(run["provenance"])["model"] == {}
 
 
-def test_a_server_stands_in_a_sweep_beside_an_engine_of_the_labs_own(server, tmp_path):
-    engines = {"own": {"kind": "local"}, "server": {"kind": "server", "url": server.url, "log": str(server.log)}}
-    fixed = {**SAME, "workload": {**SAME["workload"], "limit": 2}}
-    results = lab.sweep({"name": "both", "axes": {"engine": engines}, "fixed": fixed}, tmp_path)
-    runs = results.runs.set_index("engine").loc[["local", "server"]]
-    assert runs["outcome"].to_dict() == {"local": "ok", "server": "ok"}
-    own, other = (results.requests[results.requests["run_id"] == runs["run_id"][kind]] for kind in ("local", "server"))
-    assert list(own["text"]) == list(other["text"])
+def test_a_server_stands_in_a_sweep_beside_an_engine_of_the_labs_own(both):
+    runs = both.runs.set_index("engine").loc[["local", "server"]]
     assert runs["engine_draft_tokens"].nunique() == 1
-
-    shown = tables.summary(results.tables).set_index("run").loc[runs["run_id"]]
+    shown = tables.summary(both.tables).set_index("run").loc[runs["run_id"]]
     assert shown["verified"].iloc[0] > 0
     assert pd.isna(shown["verified"].iloc[1]), "not seen is not zero"
     assert any("the engine's own counters" in note for note in shown["notes"].iloc[1])
