@@ -19,7 +19,7 @@ countings: install  ## the published tables and figures of the countings, made a
 
 test: install  ## the whole test suite
 	$(BIN)/specgram fetch
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # an engine uses one core; the tests of a file share engines
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # the tests of a file share engines
 
 check: install  ## types, style, imports
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

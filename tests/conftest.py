@@ -13,10 +13,9 @@ from specgram_lab import models
 settings.register_profile("lab", deadline=None)  # beside an engine an example may take its time
 settings.load_profile("lab")
 
-WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-if WORKER is not None:  # engines that run beside each other wait for each other's threads unless each has a core
-    CORES = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(CORES[int(WORKER.removeprefix("gw")) % len(CORES)]))
+if "PYTEST_XDIST_WORKER" in os.environ:  # engines run beside each other: one thread each, on whatever core is free
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -226,7 +226,7 @@ def self_drafting(tmp_path_factory, target_folder):
 @pytest.fixture(scope="module")
 def ngram(tmp_path_factory, target_folder):
     cells = grid(NGRAM, "free", "all none fixed native-dear") | grid(NGRAM, "schema", "none fraction native-cheap")
-    cells |= renamed(grid(NGRAM, "free", "none native", limit=8, max_tokens=64), "long")
+    cells |= renamed(grid(NGRAM, "free", "none native", limit=6, max_tokens=64), "long")
     return av_engine.run(cells, tmp_path_factory.mktemp("ngram"))
 
 
@@ -370,7 +370,7 @@ def test_a_thousand_steps_at_zero_are_ordinary_steps(dspark, tmp_path):
         drafter,
         OBJECT,
         engine={"runner": "v2", "budget": {"policy": "none"}},
-        workload={"concurrency": 2, "prompts": "records", "limit": 12, "repeats": 4, "max_tokens": 128},
+        workload={"concurrency": 2, "prompts": "records", "limit": 10, "repeats": 3, "max_tokens": 128},
     )
     ran = engines.run({"zero": zero}, tmp_path)["zero"]
     steps, requests, runs = ran.steps, ran.requests, ran.runs

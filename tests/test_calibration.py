@@ -9,7 +9,7 @@ import pytest
 
 from specgram_lab import calibration, capabilities
 
-RUNS = 6
+RUNS = 5
 
 
 def made_up(runs: int, rates: tuple[float, ...], shift: float = 0.0, seed: int = 0) -> pd.DataFrame:

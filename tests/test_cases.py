@@ -90,13 +90,14 @@ def test_another_verdict_than_the_files_is_exit_code_1_and_named(tmp_path, targe
         "expected": {"draft_probe": 2},
     }  # fmt: skip
     path = write(tmp_path, runs=[run])
-    done = CliRunner().invoke(app, ["case", "run", str(path), "--build", own], catch_exceptions=False)
+    kept = ["--out", str(tmp_path / "kept")]
+    done = CliRunner().invoke(app, ["case", "run", str(path), "--build", own, *kept], catch_exceptions=False)
     assert done.exit_code == 1
     assert "draft-probe events: 0, expected 2" in done.output
     assert "0 of 1 as expected" in done.output
 
     path = write(tmp_path, runs=[run | {"expected": {}}])
-    again = CliRunner().invoke(app, ["case", "run", str(path), "--build", own, "--json"], catch_exceptions=False)
+    again = CliRunner().invoke(app, ["case", "run", str(path), "--build", own, "--json", *kept], catch_exceptions=False)
     assert again.exit_code == 0, again.output
     (found,) = json.loads(again.output)["verdicts"]
     assert (found["ok"], found["valid"], found["events"]) == (True, 1, {"draft-probe": 0, "commit": 0})
