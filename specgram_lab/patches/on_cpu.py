@@ -34,7 +34,7 @@ def run_v2(changes: Replacements, options: Mapping[str, Any]) -> None:
 
     interpreter.install()
     if options.get("native", True):
-        kernels.register()
+        kernels.register(changes)
 
 
 def verify_adaptively(changes: Replacements, options: Mapping[str, Any]) -> None:

@@ -48,6 +48,19 @@ print(json.dumps([names, again, tokens, kernels.interpreted_launches(), kernels.
 """
 
 
+WITHOUT_SEAM = """
+import sys
+sys.modules["vllm.triton_utils.dispatcher"] = None  # as in vLLM before 0.31
+""" + REGISTER.replace(
+    "names = kernels.register()",
+    "from specgram_lab.patches.registry import Replacements\nchanges = Replacements()\n"
+    "before = {name: kernels.find(name) for name in kernels.NATIVE}\nnames = kernels.register(changes)",
+).replace(
+    "print(",
+    "changes.undo()\nback = all(kernels.find(name) is kernel for name, kernel in before.items())\nprint(back and ",
+)
+
+
 @pytest.fixture(scope="module")
 def registered():
     return json.loads(python(REGISTER, TRITON_INTERPRET="1"))
@@ -65,6 +78,14 @@ def test_a_native_kernel_runs_and_declines_what_it_does_not_cover(registered):
     assert tokens == [9, 9]
     assert native == {name: 1}
     assert interpreted == {name: 1}  # float16
+
+
+def test_a_build_without_the_seam_gets_them_like_any_patch_and_loses_them_again():
+    names, again, tokens, _, native, survey = json.loads(python(WITHOUT_SEAM, TRITON_INTERPRET="1"))
+    assert set(names) == set(again) == set(kernels.NATIVE)
+    assert tokens == [9, 9]
+    assert native == {"vllm.v1.worker.gpu.sample.gumbel._gumbel_sample_kernel": 1}
+    assert "native" in survey.values()
 
 
 def test_survey_names_what_is_native_and_what_is_unknown(registered):

@@ -1,4 +1,5 @@
-"""Native versions of the Triton kernels that Model Runner V2 launches, registered through vLLM's own seam.
+"""Native versions of the Triton kernels that Model Runner V2 launches, registered through vLLM's own seam
+or, where a build has none, put in their place like any patch.
 
 ``register()`` inside the engine process, before V2 launches anything, is all a caller needs. A kernel without
 a native version, or whose source in the installed vLLM is not the one that the native version was tested
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specgram_lab.builders.cpu.interpreter import interpreted_launches
-from specgram_lab.patches.registry import mark_of
+from specgram_lab.patches.registry import Replacements, mark_of
 
 __all__ = ["NATIVE", "interpreted_launches", "native_launches", "register", "survey"]
 
@@ -51,15 +52,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def register() -> list[str]:
+def register(changes: Replacements | None = None) -> list[str]:
     """Make vLLM use the native kernels; returns the full names of those that the installed build has.
 
     A second call changes nothing. Kernels whose source is not known are left alone: another vLLM may mean
-    something else by them.
+    something else by them. ``changes`` takes note of what is replaced where vLLM has no seam for it.
     """
-    from vllm.triton_utils.dispatcher import register_kernels
-
-    from specgram_lab.builders.cpu.kernels.launch import keep_grid, scanning_vllm_only
+    from specgram_lab.builders.cpu.kernels.launch import SEAM, keep_grid, scanning_vllm_only, stand_in
 
     fitting: dict[str, Callable[..., None]] = {}
     originals: dict[str, Any] = {}
@@ -67,11 +66,17 @@ def register() -> list[str]:
         kernel = find(name)
         if name not in _registered and kernel is not None and _fits(kernel, function):
             fitting[name], originals[name] = function, kernel
-    with scanning_vllm_only():
-        register_kernels(fitting)
+    if SEAM is None:
+        changes = changes or Replacements()
+        stand_in({name: (originals[name], function) for name, function in fitting.items()}, changes)
+        changes.at_end(_registered.clear)
+    else:
+        with scanning_vllm_only():
+            SEAM.register_kernels(fitting)
     for name in fitting:
         wrapper = find(name)
-        keep_grid(wrapper, name, originals[name])
+        if SEAM is not None:
+            keep_grid(wrapper, name, originals[name])
         _registered[name] = wrapper
     return sorted(_registered)
 

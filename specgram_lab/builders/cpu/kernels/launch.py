@@ -1,19 +1,36 @@
-"""How a native kernel stands in for a Triton kernel inside vLLM's own registry of overrides."""
+"""How a native kernel stands in for a Triton kernel: in vLLM's own registry of overrides, before 0.31 in its place."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.triton_utils import dispatcher
-from vllm.triton_utils.dispatcher import KernelOverride
-
 from specgram_lab.builders.cpu.kernels.numeric import Interpreted
+from specgram_lab.patches.registry import Replacements
 
+try:
+    from vllm.triton_utils import dispatcher
+    from vllm.triton_utils.dispatcher import KernelOverride
+except ImportError:  # vLLM before 0.31
+    dispatcher = None
+
+    class KernelOverride:  # type: ignore[no-redef]
+        """What vLLM's own wrapper keeps of the kernel that it stands for."""
+
+        def __init__(self, kernel: Any, impl: Callable[..., Any]) -> None:
+            self._impl = impl
+            self.arg_names = tuple(kernel.arg_names)
+            self.constexprs = getattr(kernel, "constexprs", None)
+            self.__name__ = impl.__name__
+            self.__module__ = kernel.__module__
+
+
+SEAM: Any = dispatcher
+"""vLLM's registry of overrides; None before 0.31."""
 _COMPILER_OPTIONS = ("num_warps", "num_stages", "num_ctas")
 
 native_counts: Counter[str] = Counter()
@@ -66,3 +83,21 @@ def scanning_vllm_only() -> Iterator[None]:
         yield
     finally:
         dispatcher.sys = sys
+
+
+def stand_in(kernels: Mapping[str, tuple[Any, Callable[..., Any]]], changes: Replacements) -> None:
+    """What ``register_kernels`` does, for builds that have no such seam: every reference in vLLM's modules is replaced.
+
+    Args:
+        kernels: original and native version by full name.
+        changes: takes note of what was there before.
+    """
+    wrappers = {}
+    for name, (original, function) in kernels.items():
+        wrappers[id(original)] = KernelOverride(original, function)
+        keep_grid(wrappers[id(original)], name, original)
+    for name, module in list(sys.modules.items()):
+        if name.split(".", 1)[0] == "vllm" and module is not None:
+            for attribute, value in list(vars(module).items()):
+                if id(value) in wrappers:
+                    changes.set(module, attribute, wrappers[id(value)])
