@@ -64,7 +64,8 @@ def engine(out: Path, observations: int) -> None:
     from specgram_lab.builders.session import Session
     from specgram_lab.patches.budget import LOG
 
-    llm = local.build(cell(1))
+    with local.quick_start():
+        llm = local.build(cell(1))
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     spent: dict[str, float] = defaultdict(float)
 

@@ -141,7 +141,8 @@ def main() -> None:
     cell = parse_cell(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints where it likes
-    llm = local.build(cell)
+    with local.quick_start():
+        llm = local.build(cell)
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

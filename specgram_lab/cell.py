@@ -76,7 +76,8 @@ def build(cell: Cell) -> Any:
     """The engine, with the patches that were asked for and no others."""
     from specgram_lab.builders import local
 
-    llm = local.build(cell)
+    with local.quick_start():
+        llm = local.build(cell)
     check_patches(Path(os.environ[REPORTS]), json.loads(os.environ[OPTIONS]))
     return llm
 

@@ -21,7 +21,8 @@ PADDED = -1
 
 def main(kinds: list[str]) -> None:
     """Print the rows of each kind of draft."""
-    llm = local.build(scenarios.cell(SCENARIO, "sync", record=False))
+    with local.quick_start():
+        llm = local.build(scenarios.cell(SCENARIO, "sync", record=False))
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     scenario = scenarios.load_scenario(SCENARIO)
     STAGE.set(scenario, tokenizer)

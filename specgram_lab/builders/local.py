@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from specgram_lab.builders import options
@@ -22,19 +24,28 @@ def build(cell: Cell) -> Any:
 
     vLLM loads the patches through its plugin entry point while it reads the arguments.
     """
-    gc.disable()  # nearly all that is made until the engine stands stays
-    sys.modules.setdefault("ray", None)  # type: ignore[arg-type]  # not importable: no engine here is spread by it
     from vllm import LLM
 
-    gc.freeze()  # vLLM collects several times while it loads; modules need not be looked at
     arguments = options.engine_arguments(cell)
     if cell.engine.kind == "scripted":
         from specgram_lab.builders import scripted
 
         arguments |= scripted.engine_arguments(cell)
-    llm = LLM(**without_newer(arguments))
-    gc.enable()
-    return llm
+    return LLM(**without_newer(arguments))
+
+
+@contextmanager
+def quick_start() -> Iterator[None]:
+    """Half the time of `build`, in a process that is there for an engine alone: elsewhere Ray may be wanted."""
+    gc.disable()  # nearly all that is made until the engine stands stays
+    sys.modules.setdefault("ray", None)  # type: ignore[arg-type]  # not importable: no engine here is spread by it
+    try:
+        import vllm.entrypoints.llm  # noqa: F401
+
+        gc.freeze()  # vLLM collects several times while it loads; modules need not be looked at
+        yield
+    finally:
+        gc.enable()
 
 
 def without_newer(arguments: dict[str, Any]) -> dict[str, Any]:

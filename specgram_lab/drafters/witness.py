@@ -130,7 +130,8 @@ def main(cell_file: Path, out: Path) -> None:
     from specgram_lab.builders.session import Session
 
     cell = parse_cell(json.loads(cell_file.read_text(encoding="utf-8")))
-    llm = local.build(cell)
+    with local.quick_start():
+        llm = local.build(cell)
     seen = watch(llm.llm_engine.model_executor.driver_worker.worker.model_runner.speculator)
     Session(cell, llm, progress=out.with_suffix(".progress")).run()
     stored: dict[str, Tensor] = {}
