@@ -150,6 +150,7 @@ def test_a_check_of_the_bundled_prompts(server):
     found = report["acceptance"]
     assert found["mean_acceptance_length"] == pytest.approx(1 + sum(found["per_position_rates"]))
     own = [answer["spec_metrics"] for answer in report["answers"]]
+    assert not any("verified" in name for metrics in own for name in metrics), "without the patch there is none"
     assert found["drafts"] == sum(metrics["num_spec_steps"] for metrics in own)
     assert found["draft_tokens"] == sum(metrics["num_draft_tokens"] for metrics in own)
     assert found["accepted_tokens"] == sum(metrics["num_accepted_draft_tokens"] for metrics in own)
