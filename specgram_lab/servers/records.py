@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
@@ -71,6 +72,13 @@ def parse_record(line: str) -> Record | None:
     return _named(_with_head(head, message), process, pid) if message.strip() else None
 
 
+@lru_cache(maxsize=1 << 12)
+def head_of(before: bytes) -> Record | None:
+    """The record, without its message, where ``before`` is vLLM's own head and nothing else: the fast way."""
+    whole = _HEAD.fullmatch(plain(before.decode("utf-8", "replace")))
+    return None if whole is None else _with_head(whole, "")
+
+
 def record_at(before: str, message: str) -> Record | None:
     """The record whose message is ``message``; None where ``before`` shows that it does not begin a message.
 
@@ -79,9 +87,6 @@ def record_at(before: str, message: str) -> Record | None:
         message: from the message's first character to the end of the line.
     """
     text = plain(before)
-    whole = _HEAD.fullmatch(text)
-    if whole is not None:
-        return _with_head(whole, message)
     begin, _, last = text.rpartition("\r")
     rest, process, pid = _before(last, begin)
     if rest.lstrip().startswith("{"):

@@ -14,18 +14,18 @@ from typing import Any, Literal
 
 from specgram_lab.semantics import SemanticsError, check_positions
 
-_NUMBER = r"(nan|\d{1,12}(?:\.\d{1,12})?)"
-_FIELDS = {
-    "rate": re.compile(rf"\b(?:Avg )?Draft acceptance rate: {_NUMBER}(%?)(?=,|\s*$)"),
-    "length": re.compile(rf"\bMean acceptance length: {_NUMBER}(?=,|\s*$)"),
-    "accepted": re.compile(r"\bAccepted: (\d{1,15}) tokens(?=,|\s*$)"),
-    "drafted": re.compile(r"\bDrafted: (\d{1,15}) tokens(?=,|\s*$)"),
-    "positions": re.compile(r"\bPer-position acceptance rate: ((?:\d\.\d{1,6})(?:, \d\.\d{1,6}){0,255})(?=,|\s*$)"),
-    "efficiency": re.compile(rf"\bSystem efficiency: {_NUMBER}(?=,|\s*$)"),
-    "v0_accepted": re.compile(r"\bNumber of accepted tokens: (\d{1,15})(?=,|\.?\s*$)"),
-    "v0_drafted": re.compile(r"\bNumber of draft tokens: (\d{1,15})(?=,|\.?\s*$)"),
-    "v0_emitted": re.compile(r"\bNumber of emitted tokens: (\d{1,15})(?=,|\.?\s*$)"),
+_SHAPES = {
+    "Draft acceptance rate": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)(%?)"),
+    "Mean acceptance length": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)"),
+    "Accepted": re.compile(r"(\d{1,15}) tokens"),
+    "Drafted": re.compile(r"(\d{1,15}) tokens"),
+    "Per-position acceptance rate": re.compile(r"(\d\.\d{1,6}(?:, \d\.\d{1,6}){0,255})"),
+    "System efficiency": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)"),
+    "Number of accepted tokens": re.compile(r"(\d{1,15})"),
+    "Number of draft tokens": re.compile(r"(\d{1,15})"),
+    "Number of emitted tokens": re.compile(r"(\d{1,15})"),
 }
+"""What a line may say of itself, by its words, and the shape of the value behind the colon."""
 _HALF = {"rate": 0.0005001, "length": 0.005001, "position": 0.0005001}
 """Half of the last printed digit: 0.1 %, 0.01 tokens, 0.001."""
 
@@ -75,24 +75,42 @@ def parse_spec_line(message: str) -> SpecLine | None:
     old = message.startswith("Speculative metrics: ")
     if not old and not message.startswith("SpecDecoding metrics: "):
         return None
-    found = {name: pattern.search(message) for name, pattern in _FIELDS.items()}
-    accepted = _count(found["v0_accepted" if old else "accepted"])
-    drafted = _count(found["v0_drafted" if old else "drafted"])
+    found = _values(message)
+    accepted = _count(found.get("Number of accepted tokens" if old else "Accepted"))
+    drafted = _count(found.get("Number of draft tokens" if old else "Drafted"))
     if accepted is None or drafted is None:
         return None
-    rate = _real(found["rate"])
-    percent = found["rate"] is not None and found["rate"].group(2) == "%"
-    positions = found["positions"]
+    rate = found.get("Draft acceptance rate")
+    fraction = _real(rate)
+    if fraction is not None and rate is not None and rate.group(2):
+        fraction /= 100
+    positions = found.get("Per-position acceptance rate")
     return SpecLine(
         definition="v0" if old else "v1",
         accepted=accepted,
         drafted=drafted,
-        acceptance_rate=rate / 100 if rate is not None and percent else rate,
-        mean_acceptance_length=_real(found["length"]),
-        per_position=tuple(float(part) for part in positions.group(1).split(", ")) if positions else (),
-        emitted=_count(found["v0_emitted"]) if old else None,
-        system_efficiency=_real(found["efficiency"]) if old else None,
+        acceptance_rate=fraction,
+        mean_acceptance_length=_real(found.get("Mean acceptance length")),
+        per_position=tuple(map(float, positions.group(1).split(", "))) if positions else (),
+        emitted=_count(found.get("Number of emitted tokens")) if old else None,
+        system_efficiency=_real(found.get("System efficiency")) if old else None,
     )
+
+
+def _values(message: str) -> dict[str, re.Match[str]]:
+    """What the line says under each of its words; the first time counts, and a value of another shape does not."""
+    first, *others = message.rstrip(". \r\n\t").split(": ")[1:] or [""]
+    found: dict[str, re.Match[str]] = {}
+    name = first
+    for place, piece in enumerate(others, start=1):
+        value, following = piece, ""
+        if place < len(others):
+            value, _, following = piece.rpartition(", ")
+        shape = _SHAPES.get(name.removeprefix("Avg "))
+        if shape is not None and (match := shape.fullmatch(value)):
+            found.setdefault(name.removeprefix("Avg "), match)
+        name = following
+    return found
 
 
 @dataclass

@@ -132,7 +132,9 @@ def to_dict(seen: Seen) -> dict[str, Any]:
     total = counted.total if counted is not None else None
     evidence = {
         "per-request-metrics": any(item.answer.spec_metrics is not None for item in seen.judged),
-        "draft-probe-named": bool(seen.log and any(e.confirmed and e.phase == "draft-probe" for e in seen.log.events)),
+        "draft-probe-named": bool(
+            seen.log and any(e.kind.confirmed and e.kind.phase == "draft-probe" for e in seen.log.events)
+        ),
         "verified-counter": bool(total and total.verified_tokens is not None),
     }
     found = problems(seen)
