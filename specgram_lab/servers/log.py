@@ -10,14 +10,14 @@ import codecs
 import gzip
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from specgram_lab.servers.records import Record, head_of, record_at
-from specgram_lab.servers.refusals import BEGINNINGS, Kind, Pairing, Refusal
+from specgram_lab.servers.refusals import PATTERNS, Event, Kind, Pairing, Refusal
 from specgram_lab.servers.speclines import Acceptance, parse_spec_line
 
 BLOCK: Final = 1 << 16
@@ -50,8 +50,7 @@ _FACTS = {
 }
 _LEFT_OUT = b" blob data]"
 _BLOB = re.compile(rb"\[[\d.]+[KMG]?B? blob data\]")
-_NEEDLES = (*BEGINNINGS, *_LINES, *_DEATHS, *_FACTS, _LEFT_OUT)
-_READ = frozenset((*BEGINNINGS, *_LINES))
+_NEEDLES = (*_LINES, *_DEATHS, *_FACTS, _LEFT_OUT)
 
 
 class LogError(ValueError):
@@ -79,15 +78,15 @@ class LogReport:
     facts: dict[str, str] = field(default_factory=dict)
     blobs: int = 0
 
-    def add(self, events: Sequence[Refusal]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Count refusals, in their order."""
-        self.events += events[: KEPT - len(self.events)]
-        self.kinds.update([event.kind for event in events])
-        requests = {event.request for event in events if event.request is not None} - self.requests
+        self.events += map(Refusal._make, events[: KEPT - len(self.events)])
+        self.kinds.update([event[0] for event in events])
+        requests = {event[1] for event in events if event[1] is not None} - self.requests
         room = DISTINCT - len(self.requests)
         self.more_requests |= len(requests) > room
         self.requests.update(islice(requests, room))
-        tokens = Counter([event.token_ids[0] for event in events if event.token_ids])
+        tokens = Counter([event[2][0] for event in events if event[2]])
         new = [token for token in tokens if token not in self.tokens]
         for token in new[DISTINCT - len(self.tokens) :]:
             del tokens[token]
@@ -177,41 +176,52 @@ def scan(stream: BinaryIO) -> LogReport:
 
 
 def _scan_block(data: bytes, report: LogReport, pairing: Pairing) -> None:
-    hits = sorted(hit for needle in _NEEDLES for hit in _all(data, needle))
     returns = b"\r" in data  # progress bars, records of several lines, or a file from Windows
-    windows = returns and b"\r\n" in data and data.count(b"\r\n") == data.count(b"\n")
-    refused: list[tuple[Record, bytes]] = []
-    for at, needle in hits:
-        low = at - LINE if at > LINE else 0
-        begin = data.rfind(b"\n", low, at) + 1 or low
-        end = data.find(b"\n", at, at + LINE)
-        if end < 0:
-            end = min(len(data), at + LINE)
-        if returns and (bar := data.find(b"\r", at, end)) >= 0:
-            end = bar
-        before, message = data[begin:at], data[at:end]
-        if needle in _READ:
-            if returns and not windows and _goes_on(data, begin, at):
-                continue
-            head = head_of(before)
-            if head is None:
-                if (head := _record(before, message)) is None:
-                    continue
-                message = head.message.encode("utf-8", "replace")
-            if needle not in _LINES:
-                refused.append((head, message))
-            elif (line := parse_spec_line(_text(message))) is not None:
-                report.acceptance.add(line, f"{head.process}/{head.pid}")
+    parts = returns and data.count(b"\r\n") != data.count(b"\n")
+    report.add(pairing.feed(_refused(data, parts)))
+    for at, needle in sorted((at, text) for text in _NEEDLES for at in _all(data, text)):
+        begin, end = _bounds(data, at)
+        if needle in _LINES:
+            record = None if parts and _goes_on(data, begin, at) else _record(data[begin:at], data[at:end])
+            line = parse_spec_line(record.message) if record is not None else None
+            if record is not None and line is not None:
+                report.acceptance.add(line, f"{record.process}/{record.pid}")
         elif needle in _FACTS:
-            fact = _FACTS[needle].search(_text(message))
+            fact = _FACTS[needle].search(_text(data[at:end]))
             report.facts.update({key: value for key, value in (fact.groupdict() if fact else {}).items() if value})
         elif needle == _LEFT_OUT:
             report.blobs += _BLOB.search(data, max(0, at - 16), at + len(needle)) is not None
         else:
             report.failure_lines += 1
             if len(report.failures) < FAILURES:
-                report.failures.append(_record(before, message) or Record(_text(message)))
-    report.add(pairing.feed(refused))
+                report.failures.append(_record(data[begin:at], data[at:end]) or Record(_text(data[at:end])))
+
+
+def _refused(data: bytes, parts: bool) -> Iterator[tuple[Record, re.Match[bytes]]]:
+    """Lines about refused tokens. ``parts``: some of the lines may belong to a record of several."""
+    found = [match for needle, shape in PATTERNS.items() if needle in data for match in shape.finditer(data)]
+    found.sort(key=re.Match.start)
+    for match in found:
+        at = match.start()
+        begin = data.rfind(b"\n", at - LINE if at > LINE else 0, at) + 1
+        if parts and _goes_on(data, begin, at):
+            continue
+        head = head_of(data[begin:at])
+        if head is not None:
+            yield head, match
+        elif (record := record_at(_text(data[begin:at]), _text(match.group()))) is not None:
+            inner = match.re.match(record.message.encode("utf-8", "replace"))
+            if inner is not None:
+                yield record, inner
+
+
+def _bounds(data: bytes, at: int) -> tuple[int, int]:
+    """Where the line around ``at`` begins and ends; a carriage return behind ``at`` ends it too."""
+    low = max(0, at - LINE)
+    end = data.find(b"\n", at, at + LINE)
+    end = end if end >= 0 else min(len(data), at + LINE)
+    bar = data.find(b"\r", at, end)
+    return data.rfind(b"\n", low, at) + 1 or low, bar if bar >= 0 else end
 
 
 def _record(before: bytes, message: bytes) -> Record | None:
@@ -226,12 +236,11 @@ def _goes_on(data: bytes, begin: int, at: int) -> bool:
     return bool(head) and data[begin - 2 : begin] == b"\r\n" and data.startswith(head, before)
 
 
-def _all(data: bytes, needle: bytes) -> list[tuple[int, bytes]]:
-    found, at = [], data.find(needle)
+def _all(data: bytes, needle: bytes) -> Iterator[int]:
+    at = data.find(needle)
     while at >= 0:
-        found.append((at, needle))
+        yield at
         at = data.find(needle, at + len(needle))
-    return found
 
 
 def _text(raw: bytes) -> str:

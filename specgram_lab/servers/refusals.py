@@ -9,29 +9,45 @@ has its own words, and says them once a request.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from itertools import islice
+from typing import Final, Literal, NamedTuple, get_args
 
 from specgram_lab.servers.records import Record
 
 Phase = Literal["draft-probe", "commit"]
 PENDING: Final = 1024
-"""Lines that wait for a second one at the same time; the oldest is taken for a probe beyond that."""
+"""Lines that wait for a second one at the same time, at least; the oldest of twice as many are taken for probes."""
 
 _REQUEST = rb"for request (?P<request>\S{1,300})"
 _TOKENS = rb"(?P<tokens>\[(?:-?\d{1,9}(?:, ?-?\d{1,9}){0,255})?\]|-?\d{1,9})"
-_FSM = re.compile(rb"Failed to advance FSM " + _REQUEST + rb" for tokens " + _TOKENS + rb"\. Please file")
+_REST = rb"[^\r\n]*"
+_FSM = re.compile(rb"Failed to advance FSM " + _REQUEST + rb" for tokens " + _TOKENS + rb"\. Please file" + _REST)
 _FILL = re.compile(
-    rb"Unexpected: grammar terminated or rejected draft token " + _TOKENS + rb" " + _REQUEST + rb" during bitmask"
+    rb"Unexpected: grammar terminated or rejected draft token "
+    + _TOKENS
+    + rb" "
+    + _REQUEST
+    + rb" during bitmask"
+    + _REST
 )
 _COMMIT = re.compile(
-    rb"Unexpected: grammar rejected tokens " + _TOKENS + rb" " + _REQUEST + rb"\.(?P<ends> Terminating request)?"
+    rb"Unexpected: grammar rejected tokens "
+    + _TOKENS
+    + rb" "
+    + _REQUEST
+    + rb"\.(?P<ends> Terminating request)?"
+    + _REST
 )
-_GUIDANCE = b"LLMatcher error: "
-BEGINNINGS: Final = (b"Failed to advance FSM for request ", b"Unexpected: grammar ", _GUIDANCE)
-"""What a message about a refusal begins with, each."""
+_GUIDANCE = re.compile(rb"LLMatcher error: " + _REST)
+PATTERNS: Final = {
+    b"Failed to advance FSM for request ": _FSM,
+    b"Unexpected: grammar terminated or rejected draft token ": _FILL,
+    b"Unexpected: grammar rejected tokens ": _COMMIT,
+    b"LLMatcher error: ": _GUIDANCE,
+}
+"""What a message about a refusal begins with, and the whole of it up to the end of its line."""
 
 
 class Kind(NamedTuple):
@@ -45,6 +61,12 @@ class Kind(NamedTuple):
 
 _ALONE: Final = Kind("draft-probe", backend="xgrammar")
 _GUIDANCE_ALONE: Final = Kind("draft-probe", backend="guidance")
+_KINDS: Final = {
+    (phase, ended, backend): Kind(phase, ended, confirmed=True, backend=backend)
+    for phase in get_args(Phase)
+    for ended in (False, True)
+    for backend in (None, "xgrammar", "guidance")
+}
 
 
 class Refusal(NamedTuple):
@@ -70,56 +92,57 @@ class Refusal(NamedTuple):
         return None if self.request is None else self.request.decode("utf-8", "replace")
 
 
+Event = tuple[Kind, bytes | None, tuple[int, ...], Record, bytes]
+"""What a `Refusal` holds, as long as it is only to be counted."""
+
+
 class Pairing:
     """Takes the lines in their order and gives events; what may still find its second line waits, in bounded number."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[tuple[str | None, int | None] | bytes, Refusal] = OrderedDict()
+        self._waiting: dict[tuple[str | None, int | None] | bytes, Event] = {}
 
-    def feed(self, lines: Iterable[tuple[Record, bytes]]) -> list[Refusal]:
-        """The events that lines complete, each given as its head and its message."""
+    def feed(self, lines: Iterable[tuple[Record, re.Match[bytes]]]) -> list[Event]:
+        """The events that lines complete, each given as its head and as one of `PATTERNS` matched it."""
         waiting = self._waiting
-        found: list[Refusal] = []
-        for head, message in lines:
-            if match := _FSM.match(message):
-                request, tokens = match.groups()
+        found: list[Event] = []
+        for head, match in lines:
+            if match.re is _FSM:
+                message, request, tokens = match.group(0, "request", "tokens")
                 key: bytes | tuple[str | None, int | None] = request
-                alone = Refusal(_ALONE, request, _ids(tokens), head, message)
-            elif match := _FILL.match(message):
-                found.append(self._paired(head, message, match, Kind("draft-probe", confirmed=True)))
-                continue
-            elif match := _COMMIT.match(message):
-                ended = match["ends"] is not None
-                found.append(self._paired(head, message, match, Kind("commit", terminated=ended, confirmed=True)))
-                continue
-            elif message.startswith(_GUIDANCE):
+                alone: Event = (_ALONE, request, _ids(tokens), head, message)
+            elif match.re is _GUIDANCE:
                 key = (head.process, head.pid)
-                alone = Refusal(_GUIDANCE_ALONE, None, (), head, message)
+                alone = (_GUIDANCE_ALONE, None, (), head, match.group())
             else:
+                found.append(self._paired(head, match))
                 continue
             if key in waiting:
                 found.append(waiting.pop(key))
             waiting[key] = alone
-            if len(waiting) > PENDING:
-                found.append(waiting.popitem(last=False)[1])
+            if len(waiting) > 2 * PENDING:
+                found += [waiting.pop(oldest) for oldest in list(islice(waiting, PENDING))]
         return found
 
-    def flush(self) -> list[Refusal]:
+    def flush(self) -> list[Event]:
         """What waits, at the end of the log."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         return waiting
 
-    def _paired(self, head: Record, message: bytes, found: re.Match[bytes], kind: Kind) -> Refusal:
-        request, tokens = found["request"], _ids(found["tokens"])
+    def _paired(self, head: Record, match: re.Match[bytes]) -> Event:
+        message, request, text = match.group(0, "request", "tokens")
+        phase: Phase = "commit" if match.re is _COMMIT else "draft-probe"
+        ended = match.re is _COMMIT and match["ends"] is not None
+        tokens = _ids(text)
         first = self._waiting.get(request)
-        if first is not None and set(first.token_ids) <= set(tokens):
+        if first is not None and (first[2] == tokens or set(first[2]) <= set(tokens)):
             del self._waiting[request]
         else:
             first = self._waiting.pop((head.process, head.pid), None)
         if first is None:
-            return Refusal(kind, request, tokens, head, message)
-        return Refusal(kind._replace(backend=first.kind.backend), request, first.token_ids or tokens, head, message)
+            return _KINDS[phase, ended, None], request, tokens, head, message
+        return _KINDS[phase, ended, first[0].backend], request, first[2] or tokens, head, message
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from specgram_lab.semantics import SemanticsError, check_positions
 
 _SHAPES = {
     "Draft acceptance rate": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)(%?)"),
+    "Avg Draft acceptance rate": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)(%?)"),
     "Mean acceptance length": re.compile(r"(nan|\d{1,12}(?:\.\d{1,12})?)"),
     "Accepted": re.compile(r"(\d{1,15}) tokens"),
     "Drafted": re.compile(r"(\d{1,15}) tokens"),
@@ -30,8 +31,7 @@ _HALF = {"rate": 0.0005001, "length": 0.005001, "position": 0.0005001}
 """Half of the last printed digit: 0.1 %, 0.01 tokens, 0.001."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpecLine:
+class SpecLine(NamedTuple):
     """One acceptance line. Rates are fractions; what the line does not print, or prints as nan, is None.
 
     ``definition`` is ``v0`` (cumulative, and tokens behind the first miss count as accepted) or ``v1`` (an interval).
@@ -80,7 +80,7 @@ def parse_spec_line(message: str) -> SpecLine | None:
     drafted = _count(found.get("Number of draft tokens" if old else "Drafted"))
     if accepted is None or drafted is None:
         return None
-    rate = found.get("Draft acceptance rate")
+    rate = found.get("Avg Draft acceptance rate") or found.get("Draft acceptance rate")
     fraction = _real(rate)
     if fraction is not None and rate is not None and rate.group(2):
         fraction /= 100
@@ -99,18 +99,21 @@ def parse_spec_line(message: str) -> SpecLine | None:
 
 def _values(message: str) -> dict[str, re.Match[str]]:
     """What the line says under each of its words; the first time counts, and a value of another shape does not."""
-    first, *others = message.rstrip(". \r\n\t").split(": ")[1:] or [""]
+    _, *pieces = message.rstrip(". \r\n\t").split(": ")
     found: dict[str, re.Match[str]] = {}
-    name = first
-    for place, piece in enumerate(others, start=1):
-        value, following = piece, ""
-        if place < len(others):
-            value, _, following = piece.rpartition(", ")
-        shape = _SHAPES.get(name.removeprefix("Avg "))
-        if shape is not None and (match := shape.fullmatch(value)):
-            found.setdefault(name.removeprefix("Avg "), match)
+    name = ""
+    for piece in pieces[:-1]:  # "value, next name" each, but for the first, which is a name alone
+        value, _, following = piece.rpartition(", ")
+        _keep(found, name, value)
         name = following
+    if pieces:
+        _keep(found, name, pieces[-1])
     return found
+
+
+def _keep(found: dict[str, re.Match[str]], name: str, value: str) -> None:
+    if name in _SHAPES and (match := _SHAPES[name].fullmatch(value)):
+        found.setdefault(name, match)
 
 
 @dataclass
