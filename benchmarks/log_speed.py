@@ -60,7 +60,7 @@ def content(kind: str) -> str:
 
 
 def measure(path: Path, repeats: int) -> list[float]:
-    """MB/s of each repeat by the processor time of the thread: what one core does, whatever the machine is busy with."""
+    """MB/s of each repeat by the thread's processor time: what one core does, however busy the machine."""
     speeds = []
     for _ in range(repeats):
         begin = time.thread_time()

@@ -53,7 +53,7 @@ def checked(results: lab.Results) -> pd.DataFrame:
         if run["outcome"] == "ok":
             row |= _of_run(run, results)
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).convert_dtypes()
 
 
 def _of_run(run: pd.Series, results: lab.Results) -> dict[str, Any]:
