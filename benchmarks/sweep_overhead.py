@@ -3,8 +3,9 @@
 ``overhead FOLDER --wall SECONDS``: of a collected sweep, the share of its wall time that was not spent generating.
 ``overhead --run SWEEP.yaml FOLDER`` runs it first and takes the time itself.
 ``size``: 10,000 scripted cells planned, then as many made-up finished ones collected; seconds and memory.
-``kills``: the scripted sweep below, killed N times at random moments (cell, runner or worker; SIGKILL or SIGTERM), then
-resumed, on a tmpfs that is full at first; the table must equal that of a run that nobody disturbed.
+``kills``: the scripted sweep below, killed N times at random moments (a cell, the runner, a worker, one of Ray's, the
+kernel of a notebook that runs it; SIGKILL or SIGTERM), then resumed, on a tmpfs that is full at first; the table must
+equal that of a run that nobody disturbed.
 
 Prints JSON; exit code 1 where a bound is broken.
 """
@@ -24,6 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 import psutil
 import pyarrow as pa
@@ -41,7 +43,14 @@ SWEEP = {
     "resources": {"cpus": 1, "memory_mib": 1024},
 }
 TIMES = ["start_s", "generate_s", "provenance"]
-KINDS = ("cell", "runner", "worker")
+KINDS = {
+    "cell": "specgram_lab.cell",
+    "worker": "specgram_lab.sweeps.worker",
+    "kernel": "ipykernel_launcher",
+    "ray": "ray::",
+    "runner": "",
+}
+"""What is killed, and a word of its command line; the runner is the process that was started."""
 
 
 def overhead(folder: Path, wall_s: float) -> dict[str, float]:
@@ -138,23 +147,32 @@ def _on_full_disk(disk: Path, scratch: Path) -> str:
     return (scratch / "log").read_text(encoding="utf-8").strip().splitlines()[-1]
 
 
-def _start(folder: Path, scratch: Path) -> subprocess.Popen[bytes]:
+def _start(folder: Path, scratch: Path, kind: str = "") -> subprocess.Popen[bytes]:
     path = scratch / "sweep.yaml"
     path.write_text(json.dumps(SWEEP), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "specgram_lab.cli",
-        "sweep",
-        "run",
-        str(path),
-        "--out",
-        str(folder),
-        "--workers",
-        "2",
-    ]
+    command = [sys.executable, "-m", "specgram_lab.cli"]
+    if kind == "kernel":
+        command += ["notebook", str(_notebook(path, folder)), "--out", str(scratch / "notebook")]
+    else:
+        workers = ["--executor", "ray"] if kind == "ray" else ["--workers", "2"]
+        command += ["sweep", "run", str(path), "--out", str(folder), *workers]
     with (scratch / "log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def _notebook(sweep: Path, folder: Path) -> Path:
+    """A notebook that runs the sweep."""
+    cells = [
+        nbformat.v4.new_code_cell('out = ""', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(
+            "from specgram_lab import lab\n"
+            f"results = lab.sweep({str(sweep)!r}, {str(folder)!r})\n"
+            'lab.close(out, {"out": out}, rows=len(results.steps))'
+        ),
+    ]
+    path = sweep.with_suffix(".ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
@@ -167,15 +185,12 @@ def _killed_once(folder: Path, scratch: Path, chance: random.Random) -> list[str
     for path in folder.glob("cells/*/done.json"):
         if chance.random() < 0.3:
             path.unlink()  # so that there is something to run
-    process = _start(folder, scratch)
-    kind, how = chance.choice(KINDS), chance.choice((signal.SIGKILL, signal.SIGTERM))
+    kind, how = chance.choice(list(KINDS)), chance.choice((signal.SIGKILL, signal.SIGTERM))
+    process = _start(folder, scratch, kind)
     deadline = time.monotonic() + chance.uniform(1, 30)
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    names = {"cell": "specgram_lab.cell", "worker": "specgram_lab.sweeps.worker"}
-    chosen = [one for one in family if kind in names and names[kind] in one.cmdline()]
-    target = psutil.Process(process.pid) if kind == "runner" and process.poll() is None else next(iter(chosen), None)
+    target = _target(process, kind)
     if target is None:
         process.wait()
         return []
@@ -184,6 +199,16 @@ def _killed_once(folder: Path, scratch: Path, chance: random.Random) -> list[str
         process.terminate()  # else the runner goes on with the other cells
     process.wait()
     return [f"{kind} {how.name}"]
+
+
+def _target(process: subprocess.Popen[bytes], kind: str) -> psutil.Process | None:
+    if process.poll() is not None:
+        return None
+    runner = psutil.Process(process.pid)
+    if kind == "runner":
+        return runner
+    family = [one for one in runner.children(recursive=True) if KINDS[kind] in " ".join(one.cmdline())]
+    return next(iter(family), None)
 
 
 def _same(found: pd.DataFrame, whole: pd.DataFrame) -> bool:
