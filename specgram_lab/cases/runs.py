@@ -81,10 +81,12 @@ def usable(case: Case, wanted: Sequence[str] = ()) -> tuple[list[str], list[str]
     """The builds of ``case`` that are installed, and those that are not.
 
     Raises:
-        BuildError: one that is wanted is not installed.
+        BuildError: one that is wanted is not installed, or the case has no run on it.
     """
     for version in wanted:
         builds.interpreter(version)
+        if version not in case.builds:
+            raise builds.BuildError(f"case {case.name} has no run on vLLM {version}; it names {', '.join(case.builds)}")
     chosen = [version for version in case.builds if not wanted or version in wanted]
     here = [version for version in chosen if builds.find(version).usable]
     return here, [version for version in chosen if version not in here]
