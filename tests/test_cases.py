@@ -130,6 +130,20 @@ def test_a_build_that_is_asked_for_must_be_there(tmp_path, monkeypatch):
         runs.usable(cases.load("R0"), ["0.28.0"])
 
 
+@pytest.mark.parametrize(
+    ("version", "words"), [("0.12.0", "vLLM 0.12.0 is none of the lab's builds"), ("0.28.0", "is not installed here")]
+)
+def test_rows_of_a_build_that_is_not_there_are_no_empty_table(tmp_path, monkeypatch, version, words):
+    monkeypatch.setenv("SPECGRAM_CACHE", str(tmp_path))
+    with pytest.raises(builds.BuildError, match=words):
+        bitmask.table([version])
+    assert not any(tmp_path.iterdir()), "refused before the target is fetched"
+
+
+def test_every_build_has_its_rows_in_the_file():
+    assert {build for build, _, _ in bitmask.known()} == set(builds.VERSIONS)
+
+
 def test_a_build_that_the_case_does_not_name_is_no_build_to_install(monkeypatch):
     monkeypatch.setattr(builds, "interpreter", lambda version: "python")
     with pytest.raises(builds.BuildError, match=r"case R4 has no run on vLLM 0\.28\.0; it names 0\.32\.0, 0\.33\.0"):
