@@ -7,7 +7,7 @@ DONE   := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo countings test check lab install lock clean
+.PHONY: demo countings cases test check lab install lock clean
 
 demo: install  ## real engines, tables and figures under results/quickstart
 	$(BIN)/specgram fetch
@@ -17,8 +17,14 @@ countings: install  ## the published tables and figures of the countings, made a
 	$(BIN)/specgram fetch
 	$(BIN)/specgram notebook notebooks/02_countings.ipynb --out results/published/countings
 
-test: install  ## the whole test suite
+cases: install  ## the published tables and figures of the five reports, made again on every build that the lab knows
 	$(BIN)/specgram fetch
+	for version in 0.28.0 0.29.0 0.30.0 0.31.0 0.33.0; do $(BIN)/specgram builds add $$version || exit 1; done
+	$(BIN)/specgram notebook notebooks/05_cases.ipynb --out results/published/cases
+
+test: install  ## the whole test suite, with one other build of vLLM beside the lab's own
+	$(BIN)/specgram fetch
+	$(BIN)/specgram builds add 0.28.0
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # the tests of a file share engines
 
 check: install  ## types, style, imports

@@ -53,6 +53,8 @@ class ScriptedRequest(Model):
     A decode step is every step after the one that ends the prompt, also the one that recomputes a preempted request.
     ``admits`` has one number a decode step: how many of the scheduled drafts AV lets into the forward pass; past
     its end, or without it, all. ``says`` is the target's output; ``ends`` appends the end-of-sequence token.
+    ``lost`` are decode steps whose draft the worker verifies and the scheduler never sees (vllm#54437): asynchronous
+    scheduling is then left with its placeholders.
     ``obeys``: where the grammar's mask forbids what the target says, it says the allowed token with the lowest id, as
     a real target, whose logits the mask changes, says another one; such a target can be given a ``preference``.
     """
@@ -64,6 +66,7 @@ class ScriptedRequest(Model):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     drafts: tuple[tuple[str, ...], ...] = ()
     admits: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     obeys: bool = False
     preference: Preference | None = None
 

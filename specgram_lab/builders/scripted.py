@@ -43,6 +43,7 @@ class Script:
         self.end = tokenizer.eos_token_id
         self.drafts = [[self._token(tokenizer, text) for text in draft] for draft in request.drafts]
         self.admits = request.admits
+        self.lost = frozenset(request.lost)
         self.obeys = request.obeys
         self.liked: tuple[int, range] | None = None
         if request.preference is not None:
@@ -81,6 +82,10 @@ class Script:
         self.step += self.position > 0
         self.position += sampled
         return self.draft()
+
+    def hands_over(self) -> bool:
+        """Whether the scheduler gets to see the draft for the coming decode step."""
+        return self.step not in self.lost
 
     def admitted(self, slots: int) -> int:
         """How many of ``slots`` AV lets into the forward pass of the coming decode step."""
@@ -145,6 +150,12 @@ def mask_rows(scheduler_output: Any, grammar_output: Any) -> dict[str, Any]:
         widths = [len(mask) // len(ids)] * len(ids)
     ends = [sum(widths[: i + 1]) for i in range(len(ids))]
     return {request: mask[end - width : end] for request, width, end in zip(ids, widths, ends, strict=True)}
+
+
+def acceptable(grammar_output: Any) -> dict[str, int]:
+    """How many drafts of each request runner V2 may accept: none that the grammar has not seen (vllm#54442)."""
+    limits = getattr(grammar_output, "num_acceptable_drafts", None)  # 0.32 and later
+    return dict(zip(grammar_output.structured_output_request_ids, limits, strict=True)) if limits is not None else {}
 
 
 def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
@@ -230,6 +241,7 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
             scheduler_output, entered, unfinished = self.pending.pop(0)
             ids = list(scheduler_output.num_scheduled_tokens)
             rows = mask_rows(scheduler_output, grammar_output)
+            limits = acceptable(grammar_output) if self.vllm_config.use_v2_model_runner else {}
             sampled: list[list[int]] = []
             drafts = {}
             for request in ids:
@@ -238,7 +250,7 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
                     continue
                 script, mask = self.by_request[request], rows.get(request)
                 said: list[int] = []
-                for token in [*entered[request], None]:
+                for token in [*entered[request][: limits.get(request)], None]:
                     said.append(script.choice(script.position + len(said), None if mask is None else mask[len(said)]))
                     if said[-1] != token:
                         break
@@ -255,7 +267,8 @@ def executor(listeners: Sequence[Any], attach: Callable[[Any], None]) -> type:
             return done(output, non_block)
 
         def take_draft_token_ids(self) -> Any:
-            return DraftTokenIds(list(self.drafted), [list(d) for d in self.drafted.values()])
+            seen = {request: d for request, d in self.drafted.items() if self.by_request[request].hands_over()}
+            return DraftTokenIds(list(seen), [list(d) for d in seen.values()])
 
     return ScriptedExecutor
 

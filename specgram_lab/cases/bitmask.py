@@ -51,8 +51,12 @@ def table(versions: Sequence[str]) -> list[Rows]:
     """Ask each of these builds, also with the patches that the file names.
 
     Raises:
-        BuildError: one is not installed, or gives no rows.
+        BuildError: one is not installed, is not in the file, or gives no rows.
     """
+    for version in versions:
+        builds.interpreter(version)
+        if version not in {build for build, _, _ in known()}:
+            raise builds.BuildError(f"{FILE.name} says nothing of vLLM {version}")
     models.ensure("smollm2-135m")
     return [Rows(build, on, _ask(build, on, rows), rows) for build, on, rows in known() if build in versions]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
@@ -21,6 +21,12 @@ from specgram_lab.spec import Cell
 PHASES = ("draft-probe", "commit")
 ABOUT_REFUSALS = ("Failed to advance FSM", "during bitmask fill", "Terminating request")
 """What the engine's lines about a refused token hold, one of each kind."""
+
+Happened = Literal[
+    "nothing amiss", "log lines only", "blanks to the limit", "request dies", "engine ends", "refused at start",
+    "patch refused",
+]  # fmt: skip
+HAPPENED: tuple[Happened, ...] = get_args(Happened)
 
 
 @dataclass(frozen=True)
@@ -53,19 +59,34 @@ class Verdict:
         """All is as the case's file expects."""
         return not self.differences
 
+    @property
+    def happened(self) -> Happened:
+        """What a user would have seen, in a few words."""
+        if self.outcome == "unsupported":
+            return "refused at start"
+        if self.outcome != "ok":
+            return "patch refused" if " is for vLLM " in self.reason else "engine ends"
+        if self.died:
+            return "request dies"
+        if self.events["draft-probe"]:
+            return "log lines only"
+        return "blanks to the limit" if self.classes.get("whitespace_runaway") else "nothing amiss"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "ok": self.ok}
+        return {**asdict(self), "happened": self.happened, "ok": self.ok}
 
 
 def usable(case: Case, wanted: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """The builds of ``case`` that are installed, and those that are not.
 
     Raises:
-        BuildError: one that is wanted is not installed.
+        BuildError: one that is wanted is not installed, or the case has no run on it.
     """
     for version in wanted:
         builds.interpreter(version)
+        if version not in case.builds:
+            raise builds.BuildError(f"case {case.name} has no run on vLLM {version}; it names {', '.join(case.builds)}")
     chosen = [version for version in case.builds if not wanted or version in wanted]
     here = [version for version in chosen if builds.find(version).usable]
     return here, [version for version in chosen if version not in here]
@@ -75,7 +96,7 @@ def run(chosen: Sequence[Case], versions: Sequence[str], folder: Path) -> list[V
     """Run cases on ``versions``, each run as a cell in a folder of its own below ``folder``; cells share engines."""
     asked = [(case, one, build) for case in chosen for one in case.runs for build in one.builds if build in versions]
     cells = [one.cell_on(build) for _, one, build in asked]
-    places = [folder / f"{case.name}-{number:03}-{build}" for number, (case, _, build) in enumerate(asked)]
+    places = [folder / f"{case.name}-{case.runs.index(one) + 1:02}-{build}" for case, one, build in asked]
     rows = run_cells(list(zip(cells, places, strict=True)))
     return [
         _verdict(*what, cell, row, place) for what, cell, row, place in zip(asked, cells, rows, places, strict=True)

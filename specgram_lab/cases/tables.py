@@ -12,7 +12,7 @@ from specgram_lab import builds, cases
 from specgram_lab.cases import Case, runs
 from specgram_lab.cases.runs import Verdict
 
-HEADS = ("build", "run", "switched on", "draft-probes", "commits", "died", "valid", "verdict")
+HEADS = ("build", "run", "switched on", "draft-probes", "commits", "died", "valid", "what happened", "verdict")
 WIDTH = 116
 
 
@@ -46,9 +46,15 @@ def _cells(one: Verdict) -> dict[str, str]:
         "draft-probes": str(one.events["draft-probe"]),
         "commits": str(one.events["commit"]),
         "died": str(one.died) if ran else one.outcome,
-        "valid": f"{one.valid}/{one.requests}" if ran else "",
+        "valid": _outputs(one) if ran else "",
+        "what happened": one.happened,
         "verdict": verdict,
     }
+
+
+def _outputs(one: Verdict) -> str:
+    others = [f"{count} {kind}" for kind, count in sorted(one.classes.items()) if kind != "valid"]
+    return f"{one.valid}/{one.requests}" + (f" ({', '.join(others)})" if others else "")
 
 
 def _counted(lines: Mapping[str, int]) -> str:

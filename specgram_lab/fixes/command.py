@@ -63,7 +63,7 @@ def of_command(text: str, base: Path = Path()) -> Configuration:
     ended = next((i for i, word in enumerate(arguments) if END.fullmatch(word)), len(arguments))
     flags, ignored = _flags(arguments[:ended])
     if not flags and not ignored and not starts:
-        raise ConfigurationError(f"no flag of vLLM in {text.strip()[:60]!r}")
+        raise ConfigurationError(f"there is no flag of vLLM in {text.strip()[:60]!r}")
     if "config" in flags:
         flags = _config_file(base / str(flags.pop("config"))) | flags
     notes = (f"not read, as they decide nothing here: {', '.join(dict.fromkeys(ignored))}",) if ignored else ()
@@ -92,14 +92,24 @@ def of_options(server_command: str | None, speculative_config: str | None, **giv
         return None
     found = Configuration()
     if server_command is not None:
-        file = Path(server_command) if len(server_command.split()) == 1 else None
-        if file is not None and file.is_file():
-            found = of_command(file.read_text(encoding="utf-8", errors="replace"), file.parent)
-        else:
-            found = of_command(server_command)
+        one_word = len(server_command.split()) == 1 and not server_command.startswith("-")
+        found = _of_file(Path(server_command)) if one_word else of_command(server_command)
     if speculative_config is not None:
         found = with_drafter(found, json_object("--speculative-config", speculative_config))
     return replace(found, **single)
+
+
+def _of_file(path: Path) -> Configuration:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigurationError(f"the server command is no command and no file: {path}: {error.strerror}") from error
+    if "\0" in text:
+        raise ConfigurationError(f"{path} is no text")
+    try:
+        return of_command(text, path.parent)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def _flags(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

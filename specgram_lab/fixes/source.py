@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from functools import cached_property
@@ -122,11 +122,8 @@ def _folder_reader(folder: Path) -> Callable[[str], bytes | None]:
 
 def _of_folder(path: Path) -> Source:
     package = path if (path / MANAGER).is_file() else path / "vllm"
-    for info in sorted(package.parent.glob("vllm*.dist-info/METADATA")):
-        name, version = _metadata(info.read_text(encoding="utf-8"))
-        if name in DISTRIBUTIONS:
-            return Source(str(path), name, version, _folder_reader(package))
-    return Source(str(path), "", "", _folder_reader(package))
+    texts = [info.read_text(encoding="utf-8") for info in package.parent.glob("vllm*.dist-info/METADATA")]
+    return Source(str(path), *_identity(texts), _folder_reader(package))
 
 
 def _of_wheel(path: Path) -> Source:
@@ -137,10 +134,18 @@ def _of_wheel(path: Path) -> Source:
         member = f"vllm/{name}"
         return archive.read(member) if member in names else None
 
-    for name in sorted(names):
-        if PurePosixPath(name).match("vllm*.dist-info/METADATA"):
-            return Source(str(path), *_metadata(archive.read(name).decode("utf-8")), read)
-    return Source(str(path), "", "", read)
+    infos = [name for name in sorted(names) if PurePosixPath(name).match("vllm*.dist-info/METADATA")]
+    texts = [archive.read(name).decode("utf-8") for name in infos]
+    identity = _identity(texts)
+    if not any(identity) and texts:  # a wheel of a fork under another name
+        identity = _metadata(texts[0])
+    return Source(str(path), *identity, read)
+
+
+def _identity(texts: Iterable[str]) -> tuple[str, str]:
+    """Name and version by METADATA files; builds for CPUs have one for each of `DISTRIBUTIONS`, the first counts."""
+    named = dict(_metadata(text) for text in texts)
+    return next(((name, named[name]) for name in DISTRIBUTIONS if name in named), ("", ""))
 
 
 def _metadata(text: str) -> tuple[str, str]:

@@ -59,6 +59,8 @@ def differences(before: Columns, after: Columns) -> list[str]:
             found.append(f"{name}: new in the table")
             earlier = [release for release in after if order(release) < order(name)]
             old = after[earlier[-1]] if earlier else new
+        elif old["distribution"] != new["distribution"]:
+            found.append(f"{name}: distribution {old['distribution']} -> {new['distribution']}")
         for fix in sorted(old["fixes"].keys() | new["fixes"].keys()):
             was, now = old["fixes"].get(fix), new["fixes"].get(fix)
             if was != now:

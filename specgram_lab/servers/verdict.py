@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from specgram_lab.fixes import table
+from specgram_lab.fixes.catalog import BY_NAME
 from specgram_lab.grammars import OutputClass
 from specgram_lab.servers import log, metrics
 from specgram_lab.servers.answers import Outcome
-from specgram_lab.servers.builds import release, survey
+from specgram_lab.servers.builds import contains, survey
 from specgram_lab.servers.check import Seen, died, not_sent
 from specgram_lab.servers.judging import WRONG
 
 LEGACY = "drafted leaves grammar-invalid drafts out; what adaptive verification skipped is in it (vLLM up to 0.33)"
 RFC = "drafted as proposed, verified apart (vllm#64156)"
+ENDING = tuple(
+    BY_NAME[name]
+    for name in (
+        "reasoning-end-in-window", "one-boundary", "stops-at-end", "pipeline-async-refused", "implicit-reasoning-end",
+        "unseen-drafts-invalid", "masked-reasoning-ends",
+    )
+)  # fmt: skip
+"""The changes without which a committed token can be refused and its request ends (`specgram_lab.fixes.rules`)."""
+UNREAD = "its version does not say what is in it; specgram doctor --wheel tells it from the wheel or the source folder"
 
 
 def problems(seen: Seen) -> list[str]:
@@ -103,14 +114,10 @@ def advice(seen: Seen) -> list[str]:
         )
     if "min_p and logit_bias" in words:
         found.append("with a drafter vLLM refuses min_p above 0.00001 and logit_bias: leave them out of the requests")
-    report, build = seen.log, release(seen.version)
-    if report is not None and report.terminated:
-        newer = "a build from 0.30 on" if build is not None and build < (0, 30) else "the newest build"
-        found.append(
-            f"requests die of refused tokens: try {newer}; until then switch the drafter off for structured requests"
-        )
-    elif report is not None and report.phases["draft-probe"] and build is not None and build < (0, 30):
-        found.append("the refusals are harmless here; builds from 0.29 on no longer log most of them")
+    if seen.log is not None and seen.log.terminated:
+        found += _of_dead_requests(seen)
+    elif seen.log is not None and seen.log.phases["draft-probe"]:
+        found.append(f"the refused drafts are harmless; {_of_refused_drafts(seen)}")
     if seen.classes["whitespace_runaway"]:
         found.append(
             "blanks without end are allowed by the grammar, not made by the drafter: compare with the drafter off"
@@ -126,15 +133,48 @@ def advice(seen: Seen) -> list[str]:
     return found
 
 
+def _of_dead_requests(seen: Seen) -> Iterator[str]:
+    lacking = [fix for fix in ENDING if contains(fix, seen.version) is False]
+    if lacking:
+        first = max((table.since(fix.name) or "" for fix in lacking), key=table.order)
+        names = "; ".join(f"{fix.about} ({fix.reference})" for fix in lacking)
+        yield (
+            f"requests die of refused tokens: vLLM {seen.version} lacks changes that {first} has, and which of them is"
+            f" wanted here cannot be seen from outside: {names}"
+        )
+    elif all(contains(fix, seen.version) for fix in ENDING):
+        yield f"requests die of refused tokens, and {seen.version} lacks no change known to help: report it to vLLM"
+    else:
+        yield f"requests die of refused tokens: {UNREAD}"
+    total = seen.counted.total if seen.counted is not None else None
+    if total is not None and not total.drafts:
+        yield "no drafts were counted, so look at pipeline parallelism on runner V1: --no-async-scheduling"
+    else:
+        yield "until then no drafter for structured requests; with pipeline parallelism also --no-async-scheduling"
+
+
+def _of_refused_drafts(seen: Seen) -> str:
+    guard = BY_NAME["probe-guard"]
+    contained = contains(guard, seen.version)
+    if _names_refused_drafts(seen) or contained:
+        return "this build asks the grammar beforehand, so there should be none: report it to vLLM with the log"
+    if contained is None:
+        return UNREAD
+    return f"{table.since(guard.name)} and later no longer log those behind a reasoning end ({guard.reference})"
+
+
+def _names_refused_drafts(seen: Seen) -> bool:
+    """Its own words say "draft", as since vllm#48200, which asks the grammar before a draft is scheduled."""
+    return bool(seen.log and any(e.kind.confirmed and e.kind.phase == "draft-probe" for e in seen.log.events))
+
+
 def to_dict(seen: Seen) -> dict[str, Any]:
     """The whole report as plain data for JSON; no credentials, no NaN."""
     counted = seen.counted
     total = counted.total if counted is not None else None
     evidence = {
         "per-request-metrics": any(item.answer.spec_metrics is not None for item in seen.judged),
-        "draft-probe-named": bool(
-            seen.log and any(e.kind.confirmed and e.kind.phase == "draft-probe" for e in seen.log.events)
-        ),
+        "draft-probe-named": _names_refused_drafts(seen),
         "verified-counter": bool(total and total.verified_tokens is not None),
     }
     found = problems(seen)
