@@ -128,6 +128,7 @@ def kills(number: int, seed: int, scratch: Path) -> dict[str, object]:
         chance, done = random.Random(seed), []  # noqa: S311
         while len(done) < number:
             done += _killed_once(disk / "out", scratch, chance)
+            print(f"{len(done)} of {number} killed", file=sys.stderr, flush=True)
         last = _start(disk / "out", scratch)
         assert last.wait() == 0
         found = lab.read(disk / "out")
