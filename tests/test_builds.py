@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specgram_lab import builds, capabilities, cli
+from specgram_lab.builders import options
 from specgram_lab.builds import BuildError
 from specgram_lab.paths import ROOT
 from specgram_lab.scenarios import cell
@@ -92,6 +93,12 @@ def test_a_build_is_part_of_the_cell_and_none_is_not():
     assert plain.cell_id != other.cell_id
     assert builds.python_of(Engine()) == sys.executable
     assert builds.python_of(Engine(python="/other")) == "/other"
+
+
+def test_each_build_remembers_what_it_found_out_about_models_by_itself(cache, tmp_path):
+    named = {build: options.environment(cell("row-a", "sync", build=build), "cpu", tmp_path) for build in ("0.28.0", OWN)}
+    assert named["0.28.0"]["VLLM_CACHE_ROOT"] == str(cache / "builds" / "0.28.0" / "cache")
+    assert "VLLM_CACHE_ROOT" not in named[OWN]
 
 
 def test_sources_run_the_scripted_engine_only(cache, monkeypatch):

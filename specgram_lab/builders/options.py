@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specgram_lab import models
+from specgram_lab import builds, models
 from specgram_lab.av.costs import linear
 from specgram_lab.builders import marks
 from specgram_lab.scenarios import load_scenario
@@ -86,6 +86,9 @@ def environment(cell: Cell, device: str, reports: Path) -> dict[str, str]:
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "",  # vLLM and torch are thousands of files; compiling them anew costs half a minute
     }
+    if cell.engine.build is not None and builds.find(cell.engine.build).state != "own":
+        # vLLM keeps what it found out about a model class in one file for all releases: taking turns, each asks anew
+        wanted["VLLM_CACHE_ROOT"] = str(builds.folder(cell.engine.build) / "cache")
     if device == "cpu":
         if cell.engine.runner == "v2" and cell.engine.kind == "local":
             wanted |= interpreter(os.environ)

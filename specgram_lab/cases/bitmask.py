@@ -62,7 +62,7 @@ def table(versions: Sequence[str]) -> list[Rows]:
 
 
 def _ask(version: str, patches: tuple[str, ...], rows: dict[str, str]) -> dict[str, str]:
-    cell = scenarios.cell(SCENARIO, "sync", record=False, patches=patches)
+    cell = scenarios.cell(SCENARIO, "sync", record=False, patches=patches, build=version)
     with tempfile.TemporaryDirectory(prefix="specgram-rows-") as scratch:
         wanted = options.environment(cell, "cpu", Path(scratch))
         environment = {key: value for key, value in {**os.environ, **wanted}.items() if value != ""}
