@@ -96,9 +96,10 @@ def test_a_build_is_part_of_the_cell_and_none_is_not():
 
 
 def test_each_build_remembers_what_it_found_out_about_models_by_itself(cache, tmp_path):
-    named = {build: options.environment(cell("row-a", "sync", build=build), "cpu", tmp_path) for build in ("0.28.0", OWN)}
-    assert named["0.28.0"]["VLLM_CACHE_ROOT"] == str(cache / "builds" / "0.28.0" / "cache")
-    assert "VLLM_CACHE_ROOT" not in named[OWN]
+    cells = {build: cell("row-a", "sync", build=build) for build in ("0.28.0", OWN)}
+    handed = {build: options.environment(one, "cpu", tmp_path) for build, one in cells.items()}
+    assert handed["0.28.0"]["VLLM_CACHE_ROOT"] == str(cache / "builds" / "0.28.0" / "cache")
+    assert "VLLM_CACHE_ROOT" not in handed[OWN]
 
 
 def test_sources_run_the_scripted_engine_only(cache, monkeypatch):
