@@ -10,7 +10,21 @@ import pytest
 import torch
 
 from specgram_lab import models, workloads
-from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.drafters import (
+    batches,
+    bfcl,
+    block,
+    data,
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle3,
+    features,
+    mtp,
+    recipes,
+    registry,
+)
 from specgram_lab.paths import DATA
 
 
@@ -112,16 +126,18 @@ def embedding() -> torch.Tensor:
 
 def small(embedding: torch.Tensor, method: str) -> recipes.Trainee:
     kept = batches.Vocabulary.of(torch.arange(10, 60), 64)
-    if method == "dspark":
-        return dspark.DSpark(embedding, kept, torch.ones(3 * 576))
+    unit = torch.ones(len(block.TAPS) * 576)
+    blocks = {"dspark": dspark.DSpark, "dflash": dflash.DFlash, "dflash2": dflash2.DFlash2}
+    if method in blocks:
+        return blocks[method](embedding, kept, unit)
     if method == "mtp":
         return mtp.Mtp(embedding, kept)
     if method == "eagle3":
-        return eagle3.Eagle3(embedding, kept, torch.ones(3 * 576))
+        return eagle3.Eagle3(embedding, kept, unit)
     return draft_model.DraftModel(embedding.repeat(4, 1), kept)
 
 
-@pytest.mark.parametrize("method", ["dspark", "draft_model", "eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2", "draft_model", "eagle3", "mtp"])
 def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor, method: str) -> None:
     trainee = small(embedding, method)
     pool = [sequence(seed=seed) for seed in range(4)]
@@ -140,18 +156,40 @@ def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor,
     assert right[there].float().mean() > 0.6
 
 
-def test_dspark_sees_nothing_at_or_after_its_anchor(embedding: torch.Tensor) -> None:
-    trainee = small(embedding, "dspark")
-    assert isinstance(trainee, dspark.DSpark)
+@pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2"])
+def test_a_block_sees_nothing_at_or_after_its_anchor(embedding: torch.Tensor, method: str) -> None:
+    trainee = small(embedding, method)
+    assert isinstance(trainee, block.BlockDrafter)
     one = sequence()
+    aux = features.tapped(one.aux, block.TAPS)
     anchors = torch.tensor([[6, 8]])
     with torch.inference_mode():
-        before = trainee.backbone(trainee.context(one.aux[None]), one.tokens[None], anchors)
-        changed = one.aux.clone()
+        before = trainee.backbone(trainee.context(aux[None]), one.tokens[None], anchors)
+        changed = aux.clone()
         changed[6:] += 3
         after = trainee.backbone(trainee.context(changed[None]), one.tokens[None], anchors)
     torch.testing.assert_close(before[0, 0], after[0, 0])
     assert not torch.allclose(before[0, 1], after[0, 1])
+
+
+def test_convolutions_are_vllms() -> None:
+    from vllm.model_executor.models.qwen3_dflash2 import _grouped_conv
+
+    made = dflash2.Convolution()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    x = torch.randn(3, 6, 576, generator=generator)
+    groups = 576 // dflash2.GROUP
+    with torch.inference_mode():
+        kernel = made.coefficients(x)
+        own = made.kernel_projection(x.flatten(0, 1)).reshape(18, 2, dflash2.KERNEL, groups)
+        for side in (0, 1):
+            theirs = _grouped_conv(
+                x.flatten(0, 1), own[:, side], made.base_kernel[side], 6, groups, dflash2.GROUP, dflash2.KERNEL
+            )
+            torch.testing.assert_close(made.apply(x, kernel[..., side, :, :]).flatten(0, 1), theirs)
 
 
 def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Tensor) -> None:
@@ -173,8 +211,9 @@ def test_eagle3_chains_are_what_one_chain_alone_is(embedding: torch.Tensor) -> N
     one = sequence()
     following = recipes.shifted(torch.nn.functional.pad(one.tokens[None, 1:], (0, 1)), 3, 0)
     with torch.inference_mode():
-        together = trainee.chains(one.aux[None], following, 3)[0, 5]
-        alone = trainee.chains(one.aux[None, :6], following[:, :6], 3)[0, 5]
+        aux = features.tapped(one.aux[None], block.TAPS)
+        together = trainee.chains(aux, following, 3)[0, 5]
+        alone = trainee.chains(aux[:, :6], following[:, :6], 3)[0, 5]
     torch.testing.assert_close(together, alone)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specgram_lab.drafters import batches, features, layout, recipes
+from specgram_lab.drafters.block import TAPS, spread
 from specgram_lab.drafters.blocks import Attention, Mlp, Norm, Shape, initialise
-from specgram_lab.drafters.dspark import spread
 
 PLAN = recipes.Plan(name="eagle3", method="eagle3", k=3, steps=2400, batch=8, learning_rate=1e-3, with_aux=True)
 SHAPE = Shape(hidden=576, inner=512, heads=9, kv_heads=3, head_dim=64, inputs=2 * 576)
@@ -48,7 +48,7 @@ class Eagle3(recipes.Trainee):
         self.plan, self.vocabulary = plan, vocabulary
         self.embedding = embedding
         self.others = (vocabulary.to_draft < 0).nonzero().flatten()
-        self.fc = nn.Linear(len(features.AUX_LAYERS) * SHAPE.hidden, SHAPE.hidden, bias=False)
+        self.fc = nn.Linear(len(TAPS) * SHAPE.hidden, SHAPE.hidden, bias=False)
         self.midlayer = Midlayer()
         self.norm = Norm(SHAPE.hidden, SHAPE.eps)
         initialise(self, plan.seed, 1)
@@ -59,7 +59,7 @@ class Eagle3(recipes.Trainee):
         """(batch, rows, depth, hidden), normed: what the head reads at each place of each row's chain.
 
         Args:
-            aux: (batch, rows, 3 * hidden), the target's.
+            aux: (batch, rows, taps * hidden), the target's.
             following: (batch, rows, depth), the token one further than the row, and those after it.
             depth: drafts a chain.
         """
@@ -91,7 +91,7 @@ class Eagle3(recipes.Trainee):
         assert batch.aux is not None
         k = self.plan.k
         following = recipes.shifted(functional.pad(batch.tokens[:, 1:], (0, 1)), k, 0)
-        states = self.chains(batch.aux, following, k)
+        states = self.chains(features.tapped(batch.aux, TAPS), following, k)
         mask = recipes.anchor_mask(batch)
         before = functional.pad(mask[:, 1:], (0, 1), value=False)
         labels = recipes.shifted(functional.pad(batch.labels[:, 2:], (0, 2), value=-1), k, -1)
@@ -123,7 +123,7 @@ class Eagle3(recipes.Trainee):
         """A ``LlamaForCausalLMEagle3`` checkpoint; embedding and head are left to the target."""
         weights = layout.plain(self, "midlayer", "norm")
         weights["fc.weight"] = self.fc.weight.detach() / self.spread
-        layout.write(folder, weights, layout.eagle3_config(SHAPE, len(self.embedding), features.AUX_LAYERS))
+        layout.write(folder, weights, layout.eagle3_config(SHAPE, len(self.embedding), TAPS))
 
 
 def load(folder: Path, embedding: Tensor) -> Eagle3:

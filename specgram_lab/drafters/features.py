@@ -45,6 +45,13 @@ class Sequence:
         return len(self.tokens)
 
 
+def tapped(aux: Tensor, layers: tuple[int, ...]) -> Tensor:
+    """The states of ``layers`` alone, in that order, out of those of `AUX_LAYERS` side by side."""
+    width = aux.shape[-1] // len(AUX_LAYERS)
+    places = [AUX_LAYERS.index(layer) for layer in layers]
+    return torch.cat([aux[..., i * width : (i + 1) * width] for i in places], -1)
+
+
 def folder() -> Path:
     """Where they are kept."""
     return cache_dir() / "drafters" / "features"

@@ -17,13 +17,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specgram_lab import models
-from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.drafters import (
+    batches,
+    bfcl,
+    data,
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle3,
+    features,
+    mtp,
+    recipes,
+    registry,
+)
 from specgram_lab.drafters.blocks import target_embedding
 from specgram_lab.paths import cache_dir
 
 Make = Callable[[Sequence[features.Sequence], Tensor], recipes.Trainee]
 RECIPES: dict[str, tuple[recipes.Plan, Make]] = {
-    module.PLAN.name: (module.PLAN, module.make) for module in (draft_model, dspark, eagle3, mtp)
+    module.PLAN.name: (module.PLAN, module.make) for module in (draft_model, dspark, eagle3, mtp, dflash, dflash2)
 }
 SAVE_EVERY_S = 60.0
 
