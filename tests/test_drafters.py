@@ -21,6 +21,7 @@ from specgram_lab.drafters import (
     dspark,
     eagle3,
     features,
+    masks,
     mtp,
     recipes,
     registry,
@@ -80,14 +81,14 @@ def sequence(kind: data.Kind = "free", length: int = 12, prompt: int = 4, seed: 
     rows = length - prompt + 1
     ids = torch.stack([torch.randperm(30, generator=generator)[:4] + 20 for _ in range(rows)])
     logprobs = torch.log(torch.tensor([0.6, 0.2, 0.1, 0.1])).expand(rows, 4)
-    soft = torch.ones(rows, dtype=torch.bool)
+    known = torch.ones(rows, dtype=torch.bool)
     if kind != "free":
-        soft[:-1] = ids[:-1, 0] == tokens[prompt:]
+        known[-2:] = False
     aux = torch.randn(length, 3 * 576, generator=generator)
-    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, soft)
+    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, known)
 
 
-def test_labels_are_the_targets_own_where_no_grammar_spoke() -> None:
+def test_labels_are_the_targets_greedy_token_and_its_distribution() -> None:
     free = sequence()
     greedy, ids, weights = batches.labels(free, batches.Vocabulary.of(torch.arange(60), 60))
     assert greedy.tolist() == free.top_ids[:-1, 0].tolist()
@@ -96,14 +97,33 @@ def test_labels_are_the_targets_own_where_no_grammar_spoke() -> None:
     assert ids[:, 0].tolist() == greedy.tolist()
 
 
-def test_labels_are_the_grammars_token_where_it_overruled_the_target() -> None:
-    forced = sequence("json_schema")
-    greedy, _, weights = batches.labels(forced, batches.Vocabulary.of(torch.arange(60), 60))
-    assert greedy.tolist() == forced.tokens[forced.prompt :].tolist()
-    overruled = ~forced.soft[:-1]
-    assert overruled.any()
-    assert (weights[overruled, 0] == 1).all()
-    assert (weights[overruled, 1:] == 0).all()
+def test_behind_the_end_of_a_grammar_there_is_no_label() -> None:
+    ended = sequence("json_schema")
+    greedy, _, weights = batches.labels(ended, batches.Vocabulary.of(torch.arange(60), 60))
+    assert greedy[:-1].tolist() == ended.top_ids[:-2, 0].tolist()
+    assert greedy[-1] == -1
+    assert weights[-1].sum() == 0
+
+
+def test_what_a_grammar_forbids_is_no_candidate() -> None:
+    from transformers import AutoTokenizer
+
+    target = models.ensure(features.TARGET)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    prompt = data.Written("one", "thing/one", "Say one.", "Say one as JSON.", schema)
+    answer = AutoTokenizer.from_pretrained(target)('{"a": 12}').input_ids
+    answer = [*answer, 2]
+    logits = torch.zeros(len(answer) + 1, 49152)
+    made = masks.Masks(target)
+    known = made.apply(prompt, "json_schema", answer, logits)
+    assert known.tolist() == [True] * len(answer) + [False]
+    assert logits[torch.arange(len(answer)), torch.tensor(answer)].isfinite().all()
+    assert logits[:-1].isneginf().any(-1).all()
+    free = torch.zeros(3, 49152)
+    assert made.apply(prompt, "free", answer[:2], free).all()
+    assert not free.any()
+    with pytest.raises(ValueError, match="the grammar of one refuses token"):
+        made.apply(prompt, "json_schema", [5000], torch.zeros(2, 49152))
 
 
 def test_a_token_outside_the_draft_vocabulary_weighs_nothing() -> None:

@@ -26,9 +26,10 @@ from specgram_lab.spec import Cell, parse_cell
 SEED = 20261129
 HELD_OUT_PERCENT = 12
 """Share of the groups that no recipe sees."""
-CHUNK = 120
-"""Prompts a cell; training may begin when some are there."""
-CONCURRENCY = 32
+ROUNDS = 12
+"""Into how many parts the training prompts of every stream are cut; training may begin when some are there."""
+CONCURRENCY = 128
+"""Requests in the engine at once: a step reads the weights once for all of them."""
 MAX_TOKENS = 96
 PROSE = ("topic/", "question/")
 
@@ -54,7 +55,7 @@ class Written:
 
 
 def split_of(group: str) -> Split:
-    """Where a group belongs; a hash decides, so that adding prompts moves none."""
+    """Where a group belongs; a hash decides, so that adding prompts moves no other."""
     digest = hashlib.sha256(f"{SEED}/{group}".encode()).digest()
     return "heldout" if digest[0] * 100 < HELD_OUT_PERCENT * 256 else "train"
 
@@ -70,7 +71,7 @@ def corpus() -> dict[Split, list[Written]]:
         p for p in parts["train"] if _canonical(p.schema) not in unseen and not {p.free, p.as_json} & texts
     ]
     for split in parts.values():
-        random.Random(SEED).shuffle(split)  # noqa: S311
+        split.sort(key=lambda p: hashlib.sha256(f"{SEED}/{p.prompt_id}".encode()).digest())
     return parts
 
 
@@ -162,27 +163,27 @@ def grammar(kind: Kind) -> dict[str, Any]:
     return {"kind": "none" if kind == "free" else kind, "per_prompt": kind == "json_schema"}
 
 
-def chunks(rounds: int = 12) -> list[Chunk]:
-    """All cells of the corpus: first the held-out ones, then ``rounds`` rounds in which every kind takes its turn."""
+def chunks(rounds: int = ROUNDS) -> list[Chunk]:
+    """All cells of the corpus: first the held-out ones, then ``rounds`` rounds in which every stream takes its turn.
+
+    A stream is a kind of output at a temperature; each asks every prompt that fits it once, one part a round.
+    """
     parts = corpus()
     made = [Chunk(f"heldout-{kind}", "heldout", kind, 0.0, p) for kind, p in _heldout(parts["heldout"]).items()]
-    train = parts["train"]
-    prose = [p for p in train if p.group.startswith(PROSE)]
-    asked = [p for p in train if p.schema]
-    question = [p for p in train if p.group.startswith("bfcl/")]
-    free = [p for pair in zip(prose, question, strict=False) for p in pair]
-    plan: tuple[tuple[Kind, float, list[Written], int], ...] = (
-        ("free", 0.0, free, CHUNK),
-        ("json_schema", 0.0, asked, 2 * CHUNK),
-        ("free", 0.7, free[::-1], CHUNK),
-        ("json_schema", 0.7, asked[::-1], CHUNK),
-        ("json_object", 0.0, asked[1::2], CHUNK // 3),
+    free = [p for p in parts["train"] if not p.group.startswith("thing/")]
+    asked = [p for p in parts["train"] if p.schema]
+    streams: tuple[tuple[str, Kind, float, list[Written]], ...] = (
+        ("free-0", "free", 0.0, free),
+        ("json_schema-0", "json_schema", 0.0, asked),
+        ("free-0.7", "free", 0.7, free[::-1]),
+        ("json_schema-0.7", "json_schema", 0.7, asked[::-1]),
+        ("json_object-0", "json_object", 0.0, asked[1::4]),
+        ("free-0.7-again", "free", 0.7, free[::2]),
     )
     for number in range(rounds):
-        for kind, temperature, prompts, count in plan:
-            part = tuple(prompts[number * count : (number + 1) * count])
-            if part:
-                made.append(Chunk(f"train-{number:02d}-{kind}-{temperature:g}", "train", kind, temperature, part))
+        for name, kind, temperature, prompts in streams:
+            part = tuple(prompts[number::ROUNDS])
+            made.append(Chunk(f"train-{number:02d}-{name}", "train", kind, temperature, part))
     return made
 
 
@@ -197,7 +198,7 @@ def _heldout(prompts: list[Written]) -> dict[Kind, tuple[Written, ...]]:
 
 def folder() -> Path:
     """Where prompts and answers are kept."""
-    return cache_dir() / "drafters" / "data"
+    return cache_dir() / "drafters" / "answers"
 
 
 def generate(rounds: int, progress: Progress | None = None, ended: Ended | None = None) -> int:

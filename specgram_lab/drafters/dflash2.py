@@ -170,5 +170,5 @@ def load(folder: Path, embedding: Tensor) -> DFlash2:
 
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> DFlash2:
-    """A new one; the tokens that the corpus holds are met in every step, the others drawn."""
-    return DFlash2(embedding, batches.Vocabulary.seen(sequences, len(embedding)), block.spread(sequences))
+    """A new one; the tokens that are taken most often are met in every step, the others drawn."""
+    return DFlash2(embedding, batches.Vocabulary.frequent(sequences, len(embedding)), block.spread(sequences))

@@ -168,5 +168,5 @@ def load(folder: Path, embedding: Tensor) -> DSpark:
 
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> DSpark:
-    """A new one; the tokens that the corpus holds are met in every step, the others drawn."""
-    return DSpark(embedding, batches.Vocabulary.seen(sequences, len(embedding)), block.spread(sequences))
+    """A new one; the tokens that are taken most often are met in every step, the others drawn."""
+    return DSpark(embedding, batches.Vocabulary.frequent(sequences, len(embedding)), block.spread(sequences))

@@ -136,5 +136,5 @@ def load(folder: Path, embedding: Tensor) -> Eagle3:
 
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Eagle3:
-    """A new one; the tokens that the corpus holds are met in every step, the others drawn."""
-    return Eagle3(embedding, batches.Vocabulary.seen(sequences, len(embedding)), spread(sequences))
+    """A new one; the tokens that are taken most often are met in every step, the others drawn."""
+    return Eagle3(embedding, batches.Vocabulary.frequent(sequences, len(embedding)), spread(sequences))

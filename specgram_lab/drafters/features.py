@@ -1,4 +1,7 @@
-"""The target's hidden states and likeliest next tokens for every answered chunk, computed once, kept as safetensors."""
+"""The target's hidden states and likeliest next tokens for every answered chunk, computed once, kept as safetensors.
+
+``python -m specgram_lab.drafters.features`` computes what is missing, chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from specgram_lab import ledger, models
 from specgram_lab.drafters import data
+from specgram_lab.drafters.masks import Masks
 from specgram_lab.paths import cache_dir
 from specgram_lab.run import DONE
 
@@ -20,16 +25,17 @@ AUX_LAYERS = (8, 18, 29)
 """Outputs of these decoder layers (from 0), before the next layer's norm. vLLM counts them one higher."""
 TOP = 16
 """Likeliest next tokens kept per position, with their log probabilities."""
-BATCH = 16
+FLOOR = -50.0
+"""Log probability that stands for none: a grammar may allow fewer than `TOP` tokens."""
+BATCH = 32
 
 
 @dataclass
 class Sequence:
     """One prompt with its answer: ``tokens`` and ``aux`` have one row a token.
 
-    ``top_ids``, ``top_logprobs`` and ``soft`` have one row a token of the answer and one for what would follow: row
-    i is about the token at ``prompt + i``. ``soft`` says that the target's own distribution is what a draft there is
-    held against; where a grammar forced another token, it is not.
+    ``top_ids`` and ``top_logprobs`` have one row a token of the answer and one for what would follow: row i is about
+    the token at ``prompt + i``, under the answer's grammar. ``known`` is false for rows behind the grammar's end.
     """
 
     name: str
@@ -39,7 +45,7 @@ class Sequence:
     aux: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
-    soft: Tensor
+    known: Tensor
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -54,7 +60,7 @@ def tapped(aux: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 def folder() -> Path:
     """Where they are kept."""
-    return cache_dir() / "drafters" / "features"
+    return cache_dir() / "drafters" / "states"
 
 
 def extract(limit: int | None = None) -> int:
@@ -65,8 +71,9 @@ def extract(limit: int | None = None) -> int:
     if missing:
         model = load_target()
         taps = Taps(model)
-        for chunk in missing:
-            _extract(chunk, model, taps)
+        masks = Masks(models.ensure(TARGET))
+        for chunk in tqdm(missing, unit="chunk", desc="states", mininterval=5.0):
+            _extract(chunk, model, taps, masks)
     return len(missing)
 
 
@@ -111,13 +118,13 @@ def answered(chunk: data.Chunk) -> list[tuple[list[int], list[int]]]:
 
 
 @torch.inference_mode()
-def _extract(chunk: data.Chunk, model: Any, taps: Taps) -> None:
+def _extract(chunk: data.Chunk, model: Any, taps: Taps, masks: Masks) -> None:
     from safetensors.torch import save_file
 
     answers = answered(chunk)
     whole = [torch.tensor(prompt + answer, dtype=torch.int32) for prompt, answer in answers]
     order = sorted(range(len(answers)), key=lambda i: len(whole[i]))
-    rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    rows: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
     for begin in range(0, len(order), BATCH):
         part = order[begin : begin + BATCH]
         ids = [whole[i] for i in part]
@@ -126,53 +133,44 @@ def _extract(chunk: data.Chunk, model: Any, taps: Taps) -> None:
         aux = taps.joined()
         for row, i in enumerate(part):
             length = len(ids[row])
-            logits = model.lm_head(hidden[row, len(answers[i][0]) - 1 : length])
-            top = logits.float().log_softmax(-1).topk(TOP, -1)
-            rows[i] = (aux[row, :length].clone(), top.indices.int(), top.values.half())
+            logits = model.lm_head(hidden[row, len(answers[i][0]) - 1 : length]).float()
+            known = masks.apply(chunk.prompts[i], chunk.kind, answers[i][1], logits)
+            top = logits.topk(TOP, -1)
+            logprobs = top.values - logits.logsumexp(-1, keepdim=True)
+            rows[i] = (aux[row, :length].clone(), top.indices.int(), logprobs.clamp(min=FLOOR).half(), known)
     stored = {
         "tokens": torch.cat(whole),
         "prompts": torch.tensor([len(prompt) for prompt, _ in answers], dtype=torch.int32),
         "lengths": torch.tensor([len(ids) for ids in whole], dtype=torch.int32),
     }
-    for column, key in enumerate(("aux", "top_ids", "top_logprobs")):
+    for column, key in enumerate(("aux", "top_ids", "top_logprobs", "known")):
         stored[key] = torch.cat([rows[i][column] for i in range(len(answers))])
     unfinished = folder() / f".{chunk.name}"
     save_file(stored, unfinished)
     unfinished.rename(folder() / f"{chunk.name}.safetensors")
 
 
-def plain_sequences(split: data.Split) -> Iterator[Sequence]:
-    """Every sequence of a split that is answered, without hidden states and without the target's distribution: what
-    it said is the label. At temperature 0.7 that is a sample of what it would say."""
-    for chunk in data.chunks():
-        if chunk.split != split or not (data.folder() / "cells" / chunk.name / DONE).is_file():
-            continue
-        for prompt, answer in answered(chunk):
-            nothing = torch.empty(len(answer) + 1, 0)
-            soft = torch.zeros(len(answer) + 1, dtype=torch.bool)
-            tokens = torch.tensor(prompt + answer)
-            yield Sequence(chunk.name, chunk.kind, tokens, len(prompt), nothing, nothing.long(), nothing, soft)
-
-
-def sequences(split: data.Split) -> Iterator[Sequence]:
-    """Every sequence of a split whose chunk has features."""
+def sequences(split: data.Split, with_aux: bool = True) -> Iterator[Sequence]:
+    """Every sequence of a split whose chunk has features; without hidden states if nobody reads them."""
     from safetensors import safe_open
 
     for chunk in data.chunks():
         path = folder() / f"{chunk.name}.safetensors"
         if chunk.split != split or not path.is_file():
             continue
-        with safe_open(path, "pt") as file:
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        with safe_open(path, "pt") as file:  # mapped, not read
+            stored = {key: file.get_tensor(key) for key in file.keys() if with_aux or key != "aux"}  # noqa: SIM118
         begin, top = 0, 0
         for prompt, length in zip(stored["prompts"].tolist(), stored["lengths"].tolist(), strict=True):
             end, top_end = begin + length, top + length - prompt + 1
-            tokens = stored["tokens"][begin:end].long()
-            ids, logprobs = stored["top_ids"][top:top_end].long(), stored["top_logprobs"][top:top_end].float()
-            if chunk.kind == "free":
-                soft = torch.ones(len(ids), dtype=torch.bool)
-            else:
-                soft = torch.zeros(len(ids), dtype=torch.bool)
-                soft[:-1] = ids[:-1, 0] == tokens[prompt:]
-            yield Sequence(chunk.name, chunk.kind, tokens, prompt, stored["aux"][begin:end], ids, logprobs, soft)
+            yield Sequence(
+                chunk.name, chunk.kind, stored["tokens"][begin:end].long(), prompt,
+                stored["aux"][begin:end] if with_aux else torch.empty(length, 0),
+                stored["top_ids"][top:top_end].long(), stored["top_logprobs"][top:top_end].float(),
+                stored["known"][top:top_end],
+            )  # fmt: skip
             begin, top = end, top_end
+
+
+if __name__ == "__main__":
+    extract()

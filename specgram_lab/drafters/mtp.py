@@ -111,5 +111,5 @@ def load(folder: Path, embedding: Tensor) -> Mtp:
 
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Mtp:
-    """A new one; the tokens that answers hold are met in every step, the others drawn."""
-    return Mtp(embedding, batches.Vocabulary.seen(sequences, len(embedding)))
+    """A new one; the tokens that are taken most often are met in every step, the others drawn."""
+    return Mtp(embedding, batches.Vocabulary.frequent(sequences, len(embedding)))

@@ -55,8 +55,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
     torch.manual_seed(plan.seed)
     state = cache_dir() / "drafters" / "train" / name
     state.mkdir(parents=True, exist_ok=True)
-    read = features.sequences if plan.with_aux else features.plain_sequences
-    sequences = chosen(state, list(read("train")))
+    sequences = chosen(state, list(features.sequences("train", plan.with_aux)))
     aside = sequences[:: plan.set_aside] if plan.set_aside else []
     if aside:
         sequences = [s for i, s in enumerate(sequences) if i % plan.set_aside]
@@ -91,7 +90,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
                 saved = now
     trainee.eval()
     trainee.finish(aside)
-    heldout = list(read("heldout"))
+    heldout = list(features.sequences("heldout", plan.with_aux))
     where = out or registry.folder(name)
     trainee.export(where)
     made = {
@@ -184,8 +183,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    if RECIPES[given.name][0].with_aux:
-        features.extract()
+    features.extract()
     about = train(given.name, given.threads, given.out, given.steps)
     print(json.dumps(about, indent=1))
 
