@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,3 +114,7 @@ def load(folder: Path, embedding: Tensor) -> Mtp:
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Mtp:
     """A new one; the tokens that are taken most often are met in every step, the others drawn."""
     return Mtp(embedding, batches.Vocabulary.frequent(sequences, len(embedding)))
+
+
+if __name__ == "__main__":  # python -m specgram_lab.drafters.mtp TARGET MODULE OUT
+    carry(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
