@@ -27,6 +27,8 @@ MASK_TOKEN = 16
 """A token that the tokenizer reserves and no text holds."""
 ANCHORS = 24
 """Anchors a sequence and step; which ones is drawn."""
+NORMAL = 1.4826
+"""Standard deviation of a normal distribution whose absolute values have the median 1."""
 DECAY = 0.8
 """A draft counts so much less than the one before it, in the loss."""
 
@@ -195,7 +197,7 @@ def draw(batch: batches.Batch, generator: torch.Generator) -> tuple[Tensor, Tens
 
 
 def spread(sequences: Sequence[features.Sequence], most: int = 400) -> Tensor:
-    """Root mean square of each hidden dimension over the first ``most`` sequences, the first token left out: it has
-    states of a size that no other has."""
+    """The usual size of each hidden dimension over the first ``most`` sequences: the median, not the mean, because a
+    few tokens (the first, line ends) have states of a size that no other has."""
     rows = torch.cat([features.tapped(s.aux[1:], TAPS).float() for s in sequences[:most]])
-    return rows.square().mean(0).sqrt().clamp(min=1e-3)
+    return (rows.abs().median(0).values * NORMAL).clamp(min=1e-3)

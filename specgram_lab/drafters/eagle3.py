@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specgram_lab import models
 from specgram_lab.drafters import batches, features, layout, recipes
 from specgram_lab.drafters.block import TAPS, spread
-from specgram_lab.drafters.blocks import Attention, Mlp, Norm, Shape, initialise
+from specgram_lab.drafters.blocks import Attention, Mlp, Norm, Shape, initialise, target_norm
 
 PLAN = recipes.Plan(name="eagle3", method="eagle3", k=3, steps=2400, batch=8, learning_rate=1e-3, with_aux=True)
 SHAPE = Shape(hidden=576, inner=512, heads=9, kv_heads=3, head_dim=64, inputs=2 * 576)
@@ -54,6 +55,15 @@ class Eagle3(recipes.Trainee):
         initialise(self, plan.seed, 1)
         nn.init.constant_(self.norm.weight, 1 / float(embedding.norm(dim=-1).mean()))  # logits of size 1
         self.register_buffer("spread", unit)
+
+    @torch.no_grad()
+    def begin_as_target(self, norm: Tensor) -> None:
+        """Begin with the target's last state as the layer's, and the target's last ``norm``: what the head reads is
+        what it was made for, and training has to learn one token's step."""
+        size = self.spread[-SHAPE.hidden :]
+        self.fc.weight.zero_()
+        self.fc.weight[:, -SHAPE.hidden :] = torch.diag(size / size.square().mean().sqrt())
+        self.norm.weight.copy_(norm)
 
     def chains(self, aux: Tensor, following: Tensor, depth: int) -> Tensor:
         """(batch, rows, depth, hidden), normed: what the head reads at each place of each row's chain.
@@ -137,4 +147,6 @@ def load(folder: Path, embedding: Tensor) -> Eagle3:
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Eagle3:
     """A new one; the tokens that are taken most often are met in every step, the others drawn."""
-    return Eagle3(embedding, batches.Vocabulary.frequent(sequences, len(embedding)), spread(sequences))
+    made = Eagle3(embedding, batches.Vocabulary.frequent(sequences, len(embedding)), spread(sequences))
+    made.begin_as_target(target_norm(models.ensure(features.TARGET)))
+    return made

@@ -112,4 +112,5 @@ def eagle3_config(shape: Shape, vocabulary: int, aux_layers: tuple[int, ...]) ->
         "mlp_bias": False,
         **_common(shape, 1, vocabulary),
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in aux_layers],
+        "num_aux_hidden_states": len(aux_layers),
     }

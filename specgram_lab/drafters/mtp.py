@@ -19,12 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from specgram_lab import models
 from specgram_lab.drafters import batches, features, layout, recipes
-from specgram_lab.drafters.blocks import Layer, Norm, Shape, initialise
+from specgram_lab.drafters.blocks import Layer, Norm, Shape, initialise, target_layer, target_norm
 
 PLAN = recipes.Plan(name="mtp", method="mtp", k=1, steps=1800, batch=8, learning_rate=1e-3, with_aux=True)
 SHAPE = Shape(hidden=576, inner=1536, heads=9, kv_heads=3, head_dim=64)
 """The target's own: vLLM reads one config for both."""
+STATE, EMBEDDED = 20.0, 5.0
+"""Sizes of the two in the layer's residual stream at the start; in the target that stream has about 20 there."""
 PREFIX = "model.mtp_layers.0."
 
 
@@ -43,6 +46,16 @@ class Mtp(recipes.Trainee):
         self.final_layernorm = Norm(SHAPE.hidden, SHAPE.eps)
         initialise(self, plan.seed, 1)
         nn.init.constant_(self.final_layernorm.weight, 1 / float(embedding.norm(dim=-1).mean()))  # logits of size 1
+
+    @torch.no_grad()
+    def begin_as_target(self, target: Path) -> None:
+        """Begin with the target's last layer and norm, reading its state beside the embedding."""
+        self.block.load_state_dict(target_layer(target, features.AUX_LAYERS[-1]))
+        self.final_layernorm.weight.copy_(target_norm(target))
+        self.input_proj.weight.zero_()
+        size = SHAPE.hidden
+        self.input_proj.weight[:, :size] = STATE * torch.eye(size)
+        self.input_proj.weight[:, size:] = EMBEDDED * torch.eye(size)
 
     def states(self, last: Tensor, following: Tensor) -> Tensor:
         """(batch, rows, hidden), normed, from the target's ``last`` states and the token after each."""
@@ -113,7 +126,9 @@ def load(folder: Path, embedding: Tensor) -> Mtp:
 
 def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Mtp:
     """A new one; the tokens that are taken most often are met in every step, the others drawn."""
-    return Mtp(embedding, batches.Vocabulary.frequent(sequences, len(embedding)))
+    made = Mtp(embedding, batches.Vocabulary.frequent(sequences, len(embedding)))
+    made.begin_as_target(models.ensure(features.TARGET))
+    return made
 
 
 if __name__ == "__main__":  # python -m specgram_lab.drafters.mtp TARGET MODULE OUT
