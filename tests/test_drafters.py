@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,10 @@ from specgram_lab.drafters import (
     features,
     masks,
     mtp,
+    pairs,
     recipes,
     registry,
+    train,
 )
 from specgram_lab.paths import DATA
 
@@ -154,7 +158,7 @@ def small(embedding: torch.Tensor, method: str) -> recipes.Trainee:
         return mtp.Mtp(embedding, kept)
     if method == "eagle3":
         return eagle3.Eagle3(embedding, kept, unit)
-    return draft_model.DraftModel(embedding.repeat(4, 1), kept)
+    return draft_model.DraftModel(embedding if len(embedding) > 64 else embedding.repeat(4, 1), kept)
 
 
 @pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2", "draft_model", "eagle3", "mtp"])
@@ -271,3 +275,57 @@ def test_a_trained_name_is_a_model(tmp_path: Path) -> None:
         assert models.is_ready(row["name"])
         assert Path(row["card"]).is_file()
     assert models.model_dir(str(tmp_path)) == tmp_path
+
+
+def test_all_drafters_together_fit_their_budgets_and_forty_megabytes(tmp_path: Path) -> None:
+    table = torch.randn(49152, 576, generator=torch.Generator().manual_seed(0))
+    total = 0.0
+    for name in train.RECIPES:
+        made = small(table, name)
+        made.export(tmp_path / name)
+        size = sum(path.stat().st_size for path in (tmp_path / name).iterdir()) / 1e6
+        budget = re.search(r"^Budget: ([0-9.]+) MB\.$", sys.modules[type(made).__module__].__doc__ or "", re.M)
+        assert budget is not None
+        assert size <= float(budget[1]), f"{name} takes {size:.2f} MB"
+        total += size
+    assert total < 40
+
+
+def test_a_pair_of_a_block_drafter_has_one_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "folder", lambda name: tmp_path / name)
+    for name, k in (("dflash", 5), ("eagle3", 3)):
+        (tmp_path / name).mkdir()
+        registry.write_card(tmp_path / name, {"method": name, "k": k})
+    assert pairs.lengths("dflash", [1, 3, 5]) == [5]
+    assert pairs.lengths("eagle3", [1, 3, 5]) == [1, 3, 5]
+    assert pairs.parts("dflash")["drafter"] == {"method": "dflash", "model": "dflash", "k": 5}
+    assert pairs.parts("eagle3", 1)["drafter"]["k"] == 1
+
+
+def test_a_module_is_measured_inside_the_target_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedding: torch.Tensor
+) -> None:
+    from safetensors import safe_open
+
+    target = models.ensure(features.TARGET)
+    monkeypatch.setattr(models, "ensure", lambda name: target)
+    monkeypatch.setattr(registry, "folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(pairs, "cache_dir", lambda: tmp_path / "cache")
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    made = mtp.Mtp(embedding, batches.Vocabulary.of(torch.arange(64), 64))
+    made.export(tmp_path / "mtp")
+    registry.write_card(tmp_path / "mtp", {"method": "mtp", "k": 1})
+    pair = pairs.parts("mtp")
+    assert pair["drafter"] == {"method": "mtp", "model": "target", "k": 1}
+    folder = Path(pair["target"]["model"])
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        held = file.get_tensor("model.mtp_layers.0.input_proj.weight").float()
+        assert "model.embed_tokens.weight" in file.keys()  # noqa: SIM118
+    torch.testing.assert_close(held, made.input_proj.weight.detach(), rtol=1e-2, atol=1e-3)
+    begun = folder.stat().st_mtime
+    assert pairs.parts("mtp") == pair
+    assert folder.stat().st_mtime == begun
+    with torch.no_grad():
+        made.input_proj.weight.add_(1.0)
+    made.export(tmp_path / "mtp")
+    assert pairs.parts("mtp")["target"] != pair["target"]

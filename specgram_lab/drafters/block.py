@@ -19,13 +19,13 @@ from torch.nn import functional
 from specgram_lab.drafters import batches, features, layout, recipes
 from specgram_lab.drafters.blocks import Layer, Norm, Shape, initialise
 
-SHAPE = Shape(hidden=576, inner=512, heads=9, kv_heads=3, head_dim=64, qk_norm=True)
+SHAPE = Shape(hidden=576, inner=448, heads=9, kv_heads=3, head_dim=64, qk_norm=True)
 LAYERS = 1
 TAPS = (18, 29)
 """Which of `features.AUX_LAYERS` they read: a third one costs each of them 1.3 MB."""
 MASK_TOKEN = 16
 """A token that the tokenizer reserves and no text holds."""
-ANCHORS = 24
+ANCHORS = 32
 """Anchors a sequence and step; which ones is drawn."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution whose absolute values have the median 1."""
