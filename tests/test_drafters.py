@@ -23,7 +23,6 @@ from specgram_lab.drafters import (
     dspark,
     eagle3,
     features,
-    masks,
     mtp,
     pairs,
     recipes,
@@ -107,27 +106,6 @@ def test_behind_the_end_of_a_grammar_there_is_no_label() -> None:
     assert greedy[:-1].tolist() == ended.top_ids[:-2, 0].tolist()
     assert greedy[-1] == -1
     assert weights[-1].sum() == 0
-
-
-def test_what_a_grammar_forbids_is_no_candidate() -> None:
-    from transformers import AutoTokenizer
-
-    target = models.ensure(features.TARGET)
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    prompt = data.Written("one", "thing/one", "Say one.", "Say one as JSON.", schema)
-    answer = AutoTokenizer.from_pretrained(target)('{"a": 12}').input_ids
-    answer = [*answer, 2]
-    logits = torch.zeros(len(answer) + 1, 49152)
-    made = masks.Masks(target)
-    known = made.apply(prompt, "json_schema", answer, logits)
-    assert known.tolist() == [True] * len(answer) + [False]
-    assert logits[torch.arange(len(answer)), torch.tensor(answer)].isfinite().all()
-    assert logits[:-1].isneginf().any(-1).all()
-    free = torch.zeros(3, 49152)
-    assert made.apply(prompt, "free", answer[:2], free).all()
-    assert not free.any()
-    with pytest.raises(ValueError, match="the grammar of one refuses token"):
-        made.apply(prompt, "json_schema", [5000], torch.zeros(2, 49152))
 
 
 def test_a_token_outside_the_draft_vocabulary_weighs_nothing() -> None:

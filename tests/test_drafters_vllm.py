@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specgram_lab import models
+from specgram_lab import models, paths
 from specgram_lab.drafters import (
     batches,
     block,
+    data,
     dflash,
     dflash2,
     draft_model,
@@ -169,3 +170,33 @@ def test_mtp(tmp_path: Path, embedding: torch.Tensor) -> None:
             with torch.inference_mode():
                 ours.append(model.states(request["aux"][None, :anchor], following[None])[0, -1:] @ embedding.T)
         agree(torch.stack(ours), request["logits"])
+
+
+def test_answers_come_with_the_states_and_tokens_of_a_forward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    cache = paths.cache_dir()
+    target = models.ensure(features.TARGET)
+    for part in ("models", "corpora"):
+        (tmp_path / part).symlink_to(cache / part)
+    monkeypatch.setenv("SPECGRAM_CACHE", str(tmp_path))
+    assert data.generate(0, limit=5) == 0
+    found = list(features.sequences("heldout"))
+    assert {one.kind for one in found} == {"free", "json_schema"}
+    assert len(found) == 10
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    for one in found:
+        with torch.inference_mode():
+            given = model(one.tokens[None], output_hidden_states=True)
+        theirs = torch.cat([given.hidden_states[layer + 1][0] for layer in features.AUX_LAYERS[:2]], -1)
+        ours = features.tapped(one.aux, features.AUX_LAYERS[:2])[:-1].float()
+        close = torch.nn.functional.cosine_similarity(ours, theirs[:-1].float(), dim=-1)
+        assert close.min() > 0.97
+        rows = len(one) - one.prompt
+        assert one.known.tolist() == [True] * rows + [False]
+        assert one.top_ids[:rows, 0].tolist() == one.tokens[one.prompt :].tolist()  # temperature 0, under its grammar
+        theirs_top = given.logits[0, one.prompt - 1 : -1].float().log_softmax(-1).gather(-1, one.top_ids[:rows])
+        if one.kind == "free":
+            assert (theirs_top[:, :3].exp() - one.top_logprobs[:rows, :3].exp()).abs().mean() < 0.02

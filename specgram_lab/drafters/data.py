@@ -2,25 +2,28 @@
 
 Prompts come from `specgram_lab.drafters.bfcl` and from ``data/drafters/templates.json``. A prompt belongs to a group
 (a function of BFCL, a topic, a kind of record); groups are held out whole, and no schema of a held-out group occurs
-in training. All prompts of ``data/prompts`` are held out as well. The answers are cells of the lab (V1, no drafter),
-kept in the cache folder; they can be made again from `SEED`.
+in training. All prompts of ``data/prompts`` are held out as well. The answers are those of an engine (V1, no drafter),
+kept in the cache folder with its states; they can be made again from `SEED`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specgram_lab import models, run, workloads
+from specgram_lab import capabilities, models, workloads
+from specgram_lab.builders import options
 from specgram_lab.drafters import bfcl
-from specgram_lab.handover import CELL, write_json
+from specgram_lab.handover import PARENT
 from specgram_lab.paths import DATA, cache_dir
-from specgram_lab.run import Ended, Progress
 from specgram_lab.spec import Cell, parse_cell
 
 SEED = 20261129
@@ -30,6 +33,7 @@ ROUNDS = 12
 """Into how many parts the training prompts of every stream are cut; training may begin when some are there."""
 CONCURRENCY = 128
 """Requests in the engine at once: a step reads the weights once for all of them."""
+KV_CACHE_MIB = 1024
 MAX_TOKENS = 96
 PROSE = ("topic/", "question/")
 
@@ -132,6 +136,10 @@ class Chunk:
     temperature: float
     prompts: tuple[Written, ...]
 
+    def first(self, limit: int | None) -> Chunk:
+        """The same with its first ``limit`` prompts alone; as it is without."""
+        return replace(self, prompts=self.prompts[:limit])
+
     def write(self, folder: Path) -> Path:
         """Write the prompt file, unless it stands there already."""
         path = folder / f"{self.name}.jsonl"
@@ -152,7 +160,7 @@ class Chunk:
                     "concurrency": CONCURRENCY,
                     "seed": SEED + int(hashlib.sha256(self.name.encode()).hexdigest()[:6], 16),
                 },
-                "engine": {"runner": "v1", "record": False},
+                "engine": {"runner": "v1", "record": False, "kv_cache_mib": KV_CACHE_MIB},
                 "limits": {"timeout_s": 3600.0},
             }
         )
@@ -201,22 +209,24 @@ def folder() -> Path:
     return cache_dir() / "drafters" / "answers"
 
 
-def generate(rounds: int, progress: Progress | None = None, ended: Ended | None = None) -> int:
-    """Answer what has not been answered yet; resumable by chunk. Returns how many chunks there are.
+def generate(rounds: int, limit: int | None = None) -> int:
+    """Answer what has not been answered yet, in a process of its own; resumable by chunk.
 
-    The cells skip the preflight of `specgram_lab.run.run_cells`: thousands of schemas, each used once, would be
-    compiled twice, and the engine says as well which one it does not take.
+    Args:
+        rounds: how many rounds of training prompts; the held-out ones belong to every number.
+        limit: prompts of each chunk, for a trial in a cache folder of its own.
+
+    Returns:
+        The process's exit code; what it said besides its progress is in ``engine.log`` in `folder`.
     """
     prompts = folder() / "prompts"
     prompts.mkdir(parents=True, exist_ok=True)
+    (cache_dir() / "drafters" / "states").mkdir(parents=True, exist_ok=True)
     models.ensure("smollm2-135m")
-    work = [(chunk.cell(prompts), folder() / "cells" / chunk.name) for chunk in chunks(rounds)]
-    left = [(cell, path) for cell, path in work if not run.is_done(cell, path)]
-    for cell, path in left:
-        run.prepare(path)
-        write_json(path / "row.json", run.requested(cell))
-        write_json(path / CELL, cell.model_dump(mode="json"))
-    while left:
-        run.execute(left, progress, ended)
-        left = [(cell, path) for cell, path in left if not (path / run.DONE).is_file()]
-    return len(work)
+    cell = chunks(0)[0].cell(prompts)
+    environment = {**os.environ, **options.environment(cell, capabilities.device(cell), folder())}
+    environment = {key: value for key, value in environment.items() if value != ""}
+    environment |= {PARENT: str(os.getpid()), "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    command = [sys.executable, "-m", "specgram_lab.drafters.answers", str(rounds), *([str(limit)] if limit else [])]
+    with (folder() / "engine.log").open("ab") as log:
+        return subprocess.run(command, env=environment, stderr=log, check=False).returncode

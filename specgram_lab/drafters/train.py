@@ -175,7 +175,7 @@ def load(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer
 
 
 def main() -> None:
-    """Make what is missing of the features, train, and write the card."""
+    """Train on the answers that are there, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--threads", type=int, default=2)
@@ -183,7 +183,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    features.extract()
     about = train(given.name, given.threads, given.out, given.steps)
     print(json.dumps(about, indent=1))
 
