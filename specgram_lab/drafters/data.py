@@ -29,7 +29,7 @@ from specgram_lab.spec import Cell, parse_cell
 SEED = 20261129
 HELD_OUT_PERCENT = 12
 """Share of the groups that no recipe sees."""
-ROUNDS = 12
+ROUNDS = 24
 """Into how many parts the training prompts of every stream are cut; training may begin when some are there."""
 CONCURRENCY = 128
 """Requests in the engine at once: a step reads the weights once for all of them."""
