@@ -34,6 +34,9 @@ ROUNDS = 24
 CONCURRENCY = 128
 """Requests in the engine at once: a step reads the weights once for all of them."""
 KV_CACHE_MIB = 1024
+WHOLE_PROMPTS = 256
+"""Tokens a request that a step can take in. A seeded request whose prompt is split ends V1 on a CPU: it takes the
+number back that the first part drew, and a CPU's generator has no offset to be set."""
 MAX_TOKENS = 96
 PROSE = ("topic/", "question/")
 
@@ -160,7 +163,12 @@ class Chunk:
                     "concurrency": CONCURRENCY,
                     "seed": SEED + int(hashlib.sha256(self.name.encode()).hexdigest()[:6], 16),
                 },
-                "engine": {"runner": "v1", "record": False, "kv_cache_mib": KV_CACHE_MIB},
+                "engine": {
+                    "runner": "v1",
+                    "record": False,
+                    "kv_cache_mib": KV_CACHE_MIB,
+                    "max_num_batched_tokens": WHOLE_PROMPTS * CONCURRENCY,
+                },
                 "limits": {"timeout_s": 3600.0},
             }
         )
