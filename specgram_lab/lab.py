@@ -21,7 +21,7 @@ from specgram_lab.spec import Cell, SpecError, explain, parse_cell
 if TYPE_CHECKING:
     from specgram_lab.sweeps.definition import Sweep
 
-__all__ = ["Results", "close", "collect", "grid", "parameters", "read", "run", "sweep"]
+__all__ = ["Results", "close", "collect", "grid", "parameters", "read", "run", "sweep", "with_preset"]
 
 Executor = Callable[[Sequence[tuple[Cell, Path]], Progress, Ended], object]
 """What runs cells in their folders, as `specgram_lab.run.run_cells` does."""
@@ -78,6 +78,22 @@ def grid(
         cell = parse_cell(content)
         cells.setdefault(cell.cell_id, cell)
     return list(cells.values())
+
+
+def with_preset(name: str, drafters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arguments of `grid` for a notebook that takes a preset's name: the preset's drafter beside none, its target and
+    engine; without a name, ``drafters`` alone.
+
+    Raises:
+        SpecError: there is no such preset.
+    """
+    from specgram_lab import presets
+
+    if not name:
+        return {"drafters": drafters}
+    parts = presets.load(name).parts
+    engine = {key: value for key, value in parts["engine"].items() if key != "runner"}
+    return {"drafters": [{"method": "none"}, parts["drafter"]], "target": parts["target"], "engine": engine}
 
 
 def run(

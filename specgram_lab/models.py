@@ -13,6 +13,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from specgram_lab import hub
 from specgram_lab.drafters import registry
 from specgram_lab.paths import cache_dir
 
@@ -52,10 +53,13 @@ def sha256(path: Path) -> str:
 
 
 def model_dir(name: str) -> Path:
-    """The folder of a named target (present or not) or trained drafter, or the path that ``name`` is."""
+    """The folder of a named target (present or not), trained drafter or cached hub model, or the path ``name`` is."""
     if registry.is_trained(name):
         return registry.folder(name)
-    return cache_dir() / "models" / name if name in PACKAGED else Path(name)
+    if name in PACKAGED:
+        return cache_dir() / "models" / name
+    cached = hub.snapshot(name) if hub.is_name(name) else None
+    return cached or Path(name)
 
 
 def is_ready(name: str) -> bool:
@@ -77,11 +81,17 @@ def ensure(name: str) -> Path:
     """The target's folder, fetched and converted if need be. Safe to interrupt, and to run twice at once.
 
     Raises:
-        ModelError: the package cannot be had, or its file is not the one that is expected.
+        ModelError: the package or hub model cannot be had, or its file is not the one that is expected.
     """
     folder = model_dir(name)
     if is_ready(name):
         return folder
+    if name not in PACKAGED and hub.is_name(name):
+        try:
+            return hub.download(name)
+        except OSError as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"target {name} is not in {hub.cache()} and cannot be downloaded: {reason}") from error
     if name not in PACKAGED:
         raise ModelError(f"target {name!r} is neither a folder with a config.json nor one of {', '.join(PACKAGED)}")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from specgram_lab import models, workloads
-from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.drafters import (
+    batches,
+    bfcl,
+    block,
+    data,
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle3,
+    features,
+    mtp,
+    pairs,
+    recipes,
+    registry,
+    train,
+)
 from specgram_lab.paths import DATA
 
 
@@ -66,14 +84,14 @@ def sequence(kind: data.Kind = "free", length: int = 12, prompt: int = 4, seed: 
     rows = length - prompt + 1
     ids = torch.stack([torch.randperm(30, generator=generator)[:4] + 20 for _ in range(rows)])
     logprobs = torch.log(torch.tensor([0.6, 0.2, 0.1, 0.1])).expand(rows, 4)
-    soft = torch.ones(rows, dtype=torch.bool)
+    known = torch.ones(rows, dtype=torch.bool)
     if kind != "free":
-        soft[:-1] = ids[:-1, 0] == tokens[prompt:]
+        known[-2:] = False
     aux = torch.randn(length, 3 * 576, generator=generator)
-    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, soft)
+    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, known)
 
 
-def test_labels_are_the_targets_own_where_no_grammar_spoke() -> None:
+def test_labels_are_the_targets_greedy_token_and_its_distribution() -> None:
     free = sequence()
     greedy, ids, weights = batches.labels(free, batches.Vocabulary.of(torch.arange(60), 60))
     assert greedy.tolist() == free.top_ids[:-1, 0].tolist()
@@ -82,14 +100,12 @@ def test_labels_are_the_targets_own_where_no_grammar_spoke() -> None:
     assert ids[:, 0].tolist() == greedy.tolist()
 
 
-def test_labels_are_the_grammars_token_where_it_overruled_the_target() -> None:
-    forced = sequence("json_schema")
-    greedy, _, weights = batches.labels(forced, batches.Vocabulary.of(torch.arange(60), 60))
-    assert greedy.tolist() == forced.tokens[forced.prompt :].tolist()
-    overruled = ~forced.soft[:-1]
-    assert overruled.any()
-    assert (weights[overruled, 0] == 1).all()
-    assert (weights[overruled, 1:] == 0).all()
+def test_behind_the_end_of_a_grammar_there_is_no_label() -> None:
+    ended = sequence("json_schema")
+    greedy, _, weights = batches.labels(ended, batches.Vocabulary.of(torch.arange(60), 60))
+    assert greedy[:-1].tolist() == ended.top_ids[:-2, 0].tolist()
+    assert greedy[-1] == -1
+    assert weights[-1].sum() == 0
 
 
 def test_a_token_outside_the_draft_vocabulary_weighs_nothing() -> None:
@@ -112,16 +128,18 @@ def embedding() -> torch.Tensor:
 
 def small(embedding: torch.Tensor, method: str) -> recipes.Trainee:
     kept = batches.Vocabulary.of(torch.arange(10, 60), 64)
-    if method == "dspark":
-        return dspark.DSpark(embedding, kept, torch.ones(3 * 576))
+    unit = torch.ones(len(block.TAPS) * 576)
+    blocks = {"dspark": dspark.DSpark, "dflash": dflash.DFlash, "dflash2": dflash2.DFlash2}
+    if method in blocks:
+        return blocks[method](embedding, kept, unit)
     if method == "mtp":
         return mtp.Mtp(embedding, kept)
     if method == "eagle3":
-        return eagle3.Eagle3(embedding, kept, torch.ones(3 * 576))
-    return draft_model.DraftModel(embedding.repeat(4, 1), kept)
+        return eagle3.Eagle3(embedding, kept, unit)
+    return draft_model.DraftModel(embedding if len(embedding) > 64 else embedding.repeat(4, 1), kept)
 
 
-@pytest.mark.parametrize("method", ["dspark", "draft_model", "eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2", "draft_model", "eagle3", "mtp"])
 def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor, method: str) -> None:
     trainee = small(embedding, method)
     pool = [sequence(seed=seed) for seed in range(4)]
@@ -140,18 +158,40 @@ def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor,
     assert right[there].float().mean() > 0.6
 
 
-def test_dspark_sees_nothing_at_or_after_its_anchor(embedding: torch.Tensor) -> None:
-    trainee = small(embedding, "dspark")
-    assert isinstance(trainee, dspark.DSpark)
+@pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2"])
+def test_a_block_sees_nothing_at_or_after_its_anchor(embedding: torch.Tensor, method: str) -> None:
+    trainee = small(embedding, method)
+    assert isinstance(trainee, block.BlockDrafter)
     one = sequence()
+    aux = features.tapped(one.aux, block.TAPS)
     anchors = torch.tensor([[6, 8]])
     with torch.inference_mode():
-        before = trainee.backbone(trainee.context(one.aux[None]), one.tokens[None], anchors)
-        changed = one.aux.clone()
+        before = trainee.backbone(trainee.context(aux[None]), one.tokens[None], anchors)
+        changed = aux.clone()
         changed[6:] += 3
         after = trainee.backbone(trainee.context(changed[None]), one.tokens[None], anchors)
     torch.testing.assert_close(before[0, 0], after[0, 0])
     assert not torch.allclose(before[0, 1], after[0, 1])
+
+
+def test_convolutions_are_vllms() -> None:
+    from vllm.model_executor.models.qwen3_dflash2 import _grouped_conv
+
+    made = dflash2.Convolution()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    x = torch.randn(3, 6, 576, generator=generator)
+    groups = 576 // dflash2.GROUP
+    with torch.inference_mode():
+        kernel = made.coefficients(x)
+        own = made.kernel_projection(x.flatten(0, 1)).reshape(18, 2, dflash2.KERNEL, groups)
+        for side in (0, 1):
+            theirs = _grouped_conv(
+                x.flatten(0, 1), own[:, side], made.base_kernel[side], 6, groups, dflash2.GROUP, dflash2.KERNEL
+            )
+            torch.testing.assert_close(made.apply(x, kernel[..., side, :, :]).flatten(0, 1), theirs)
 
 
 def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Tensor) -> None:
@@ -173,8 +213,9 @@ def test_eagle3_chains_are_what_one_chain_alone_is(embedding: torch.Tensor) -> N
     one = sequence()
     following = recipes.shifted(torch.nn.functional.pad(one.tokens[None, 1:], (0, 1)), 3, 0)
     with torch.inference_mode():
-        together = trainee.chains(one.aux[None], following, 3)[0, 5]
-        alone = trainee.chains(one.aux[None, :6], following[:, :6], 3)[0, 5]
+        aux = features.tapped(one.aux[None], block.TAPS)
+        together = trainee.chains(aux, following, 3)[0, 5]
+        alone = trainee.chains(aux[:, :6], following[:, :6], 3)[0, 5]
     torch.testing.assert_close(together, alone)
 
 
@@ -212,3 +253,57 @@ def test_a_trained_name_is_a_model(tmp_path: Path) -> None:
         assert models.is_ready(row["name"])
         assert Path(row["card"]).is_file()
     assert models.model_dir(str(tmp_path)) == tmp_path
+
+
+def test_all_drafters_together_fit_their_budgets_and_forty_megabytes(tmp_path: Path) -> None:
+    table = torch.randn(49152, 576, generator=torch.Generator().manual_seed(0))
+    total = 0.0
+    for name in train.RECIPES:
+        made = small(table, name)
+        made.export(tmp_path / name)
+        size = sum(path.stat().st_size for path in (tmp_path / name).iterdir()) / 1e6
+        budget = re.search(r"^Budget: ([0-9.]+) MB\.$", sys.modules[type(made).__module__].__doc__ or "", re.M)
+        assert budget is not None
+        assert size <= float(budget[1]), f"{name} takes {size:.2f} MB"
+        total += size
+    assert total < 40
+
+
+def test_a_pair_of_a_block_drafter_has_one_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "folder", lambda name: tmp_path / name)
+    for name, k in (("dflash", 5), ("eagle3", 3)):
+        (tmp_path / name).mkdir()
+        registry.write_card(tmp_path / name, {"method": name, "k": k})
+    assert pairs.lengths("dflash", [1, 3, 5]) == [5]
+    assert pairs.lengths("eagle3", [1, 3, 5]) == [1, 3, 5]
+    assert pairs.parts("dflash")["drafter"] == {"method": "dflash", "model": "dflash", "k": 5}
+    assert pairs.parts("eagle3", 1)["drafter"]["k"] == 1
+
+
+def test_a_module_is_measured_inside_the_target_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedding: torch.Tensor
+) -> None:
+    from safetensors import safe_open
+
+    target = models.ensure(features.TARGET)
+    monkeypatch.setattr(models, "ensure", lambda name: target)
+    monkeypatch.setattr(registry, "folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(pairs, "cache_dir", lambda: tmp_path / "cache")
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    made = mtp.Mtp(embedding, batches.Vocabulary.of(torch.arange(64), 64))
+    made.export(tmp_path / "mtp")
+    registry.write_card(tmp_path / "mtp", {"method": "mtp", "k": 1})
+    pair = pairs.parts("mtp")
+    assert pair["drafter"] == {"method": "mtp", "model": "target", "k": 1}
+    folder = Path(pair["target"]["model"])
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        held = file.get_tensor("model.mtp_layers.0.input_proj.weight").float()
+        assert "model.embed_tokens.weight" in file.keys()  # noqa: SIM118
+    torch.testing.assert_close(held, made.input_proj.weight.detach(), rtol=1e-2, atol=1e-3)
+    begun = folder.stat().st_mtime
+    assert pairs.parts("mtp") == pair
+    assert folder.stat().st_mtime == begun
+    with torch.no_grad():
+        made.input_proj.weight.add_(1.0)
+    made.export(tmp_path / "mtp")
+    assert pairs.parts("mtp")["target"] != pair["target"]

@@ -82,11 +82,21 @@ def doctor(
     pipeline_parallel_size: Annotated[int | None, typer.Option("--pipeline-parallel-size", min=1)] = None,
     async_scheduling: Annotated[bool | None, typer.Option("--async-scheduling/--no-async-scheduling")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda, if it is not the build's own.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="A pair of data/presets: its command, and what is missing here.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say which fixes vLLM contains, by its code, and what follows for a server; else also what can run here."""
     from specgram_lab import doctor as examine
     from specgram_lab.fixes import command, report
+
+    if preset is not None:
+        from specgram_lab import presets
+
+        pair = presets.examine(preset)
+        typer.echo(json.dumps(pair, indent=1) if as_json else presets.to_text(pair))
+        return
 
     given = command.of_options(
         server_command, speculative_config, reasoning_parser=reasoning_parser, tool_parser=tool_call_parser,

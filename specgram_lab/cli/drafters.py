@@ -30,12 +30,11 @@ def list_drafters(as_json: JsonFlag = False) -> None:
 
 
 @app.command("data")
-def make_data(rounds: Annotated[int, typer.Option("--rounds", min=1, max=12, help="How much of it.")] = 12) -> None:
-    """Let the target answer the training and held-out prompts; what is answered already is kept."""
+def make_data(rounds: Annotated[int, typer.Option("--rounds", min=1, max=24, help="How much of it.")] = 24) -> None:
+    """Let the target answer the training and held-out prompts, its states beside; goes on where it was."""
     from specgram_lab.drafters import data
 
-    done = data.generate(rounds, ended=lambda folder, outcome: typer.echo(f"{folder.name}: {outcome}"))
-    typer.echo(f"{done} chunks in {data.folder()}")
+    raise typer.Exit(data.generate(rounds))
 
 
 @app.command("train")

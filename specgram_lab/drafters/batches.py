@@ -12,7 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from specgram_lab.drafters import features
 
 HARD = 0.5
-"""Weight of the one token that greedy decoding takes; the rest goes to the target's distribution, where it holds."""
+"""Weight of the one token that greedy decoding takes; the rest goes to the target's distribution."""
+FREQUENT = 8192
+"""Tokens that a step's loss meets all, where a head knows them all; a part of the others is drawn."""
 
 
 @dataclass
@@ -53,6 +55,16 @@ class Vocabulary:
         return cls.of(there.nonzero().flatten(), whole)
 
     @classmethod
+    def frequent(cls, sequences: Sequence[features.Sequence], whole: int, most: int = FREQUENT) -> Vocabulary:
+        """The tokens that greedy decoding takes most often in the sequences' answers, at most ``most``."""
+        counts = torch.zeros(whole, dtype=torch.long)
+        for sequence in sequences:
+            greedy = sequence.top_ids[:-1, 0][sequence.known[:-1]]
+            counts += torch.bincount(greedy, minlength=whole)
+        taken = counts.topk(min(most, int((counts > 0).sum()))).indices
+        return cls.of(taken.sort().values, whole)
+
+    @classmethod
     def of(cls, kept: Tensor, whole: int) -> Vocabulary:
         """The vocabulary that holds exactly ``kept``."""
         to_draft = torch.full((whole,), -1, dtype=torch.long)
@@ -62,15 +74,14 @@ class Vocabulary:
 
 def labels(sequence: features.Sequence, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
     """(greedy token, candidate draft ids, their weights) for each token of the answer."""
-    answer = sequence.tokens[sequence.prompt :]
-    rows = len(answer)
-    ids, soft = sequence.top_ids[:rows], sequence.soft[:rows]
-    greedy = torch.where(soft, ids[:, 0], answer) if ids.shape[1] else answer
-    shares = sequence.top_logprobs[:rows].softmax(-1) * (1 - HARD) * soft[:, None]
-    candidates = torch.cat((greedy[:, None], ids), 1)
-    weights = torch.cat((1 - shares.sum(-1, keepdim=True), shares), 1)
+    rows = len(sequence) - sequence.prompt
+    ids = sequence.top_ids[:rows]
+    shares = sequence.top_logprobs[:rows].softmax(-1) * (1 - HARD)
+    candidates = torch.cat((ids[:, :1], ids), 1)
+    weights = torch.cat((torch.full((rows, 1), HARD), shares), 1)
     mapped = vocabulary.to_draft[candidates]
-    return greedy, mapped.clamp(min=0), weights * (mapped >= 0)
+    known = sequence.known[:rows]
+    return ids[:, 0].where(known, -1), mapped.clamp(min=0), weights * (mapped >= 0) * known[:, None]
 
 
 def collate(sequences: Sequence[features.Sequence], vocabulary: Vocabulary, with_aux: bool) -> Batch:

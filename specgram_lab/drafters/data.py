@@ -2,33 +2,41 @@
 
 Prompts come from `specgram_lab.drafters.bfcl` and from ``data/drafters/templates.json``. A prompt belongs to a group
 (a function of BFCL, a topic, a kind of record); groups are held out whole, and no schema of a held-out group occurs
-in training. All prompts of ``data/prompts`` are held out as well. The answers are cells of the lab (V1, no drafter),
-kept in the cache folder; they can be made again from `SEED`.
+in training. All prompts of ``data/prompts`` are held out as well. The answers are those of an engine (V1, no drafter),
+kept in the cache folder with its states; they can be made again from `SEED`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specgram_lab import models, run, workloads
+from specgram_lab import capabilities, models, workloads
+from specgram_lab.builders import options
 from specgram_lab.drafters import bfcl
-from specgram_lab.handover import CELL, write_json
+from specgram_lab.handover import PARENT
 from specgram_lab.paths import DATA, cache_dir
-from specgram_lab.run import Ended, Progress
 from specgram_lab.spec import Cell, parse_cell
 
 SEED = 20261129
 HELD_OUT_PERCENT = 12
 """Share of the groups that no recipe sees."""
-CHUNK = 120
-"""Prompts a cell; training may begin when some are there."""
-CONCURRENCY = 32
+ROUNDS = 24
+"""Into how many parts the training prompts of every stream are cut; training may begin when some are there."""
+CONCURRENCY = 128
+"""Requests in the engine at once: a step reads the weights once for all of them."""
+KV_CACHE_MIB = 1024
+WHOLE_PROMPTS = 256
+"""Tokens a request that a step can take in. A seeded request whose prompt is split ends V1 on a CPU: it takes the
+number back that the first part drew, and a CPU's generator has no offset to be set."""
 MAX_TOKENS = 96
 PROSE = ("topic/", "question/")
 
@@ -54,7 +62,7 @@ class Written:
 
 
 def split_of(group: str) -> Split:
-    """Where a group belongs; a hash decides, so that adding prompts moves none."""
+    """Where a group belongs; a hash decides, so that adding prompts moves no other."""
     digest = hashlib.sha256(f"{SEED}/{group}".encode()).digest()
     return "heldout" if digest[0] * 100 < HELD_OUT_PERCENT * 256 else "train"
 
@@ -70,7 +78,7 @@ def corpus() -> dict[Split, list[Written]]:
         p for p in parts["train"] if _canonical(p.schema) not in unseen and not {p.free, p.as_json} & texts
     ]
     for split in parts.values():
-        random.Random(SEED).shuffle(split)  # noqa: S311
+        split.sort(key=lambda p: hashlib.sha256(f"{SEED}/{p.prompt_id}".encode()).digest())
     return parts
 
 
@@ -131,6 +139,10 @@ class Chunk:
     temperature: float
     prompts: tuple[Written, ...]
 
+    def first(self, limit: int | None) -> Chunk:
+        """The same with its first ``limit`` prompts alone; as it is without."""
+        return replace(self, prompts=self.prompts[:limit])
+
     def write(self, folder: Path) -> Path:
         """Write the prompt file, unless it stands there already."""
         path = folder / f"{self.name}.jsonl"
@@ -151,7 +163,12 @@ class Chunk:
                     "concurrency": CONCURRENCY,
                     "seed": SEED + int(hashlib.sha256(self.name.encode()).hexdigest()[:6], 16),
                 },
-                "engine": {"runner": "v1", "record": False},
+                "engine": {
+                    "runner": "v1",
+                    "record": False,
+                    "kv_cache_mib": KV_CACHE_MIB,
+                    "max_num_batched_tokens": WHOLE_PROMPTS * CONCURRENCY,
+                },
                 "limits": {"timeout_s": 3600.0},
             }
         )
@@ -162,27 +179,27 @@ def grammar(kind: Kind) -> dict[str, Any]:
     return {"kind": "none" if kind == "free" else kind, "per_prompt": kind == "json_schema"}
 
 
-def chunks(rounds: int = 12) -> list[Chunk]:
-    """All cells of the corpus: first the held-out ones, then ``rounds`` rounds in which every kind takes its turn."""
+def chunks(rounds: int = ROUNDS) -> list[Chunk]:
+    """All cells of the corpus: first the held-out ones, then ``rounds`` rounds in which every stream takes its turn.
+
+    A stream is a kind of output at a temperature; each asks every prompt that fits it once, one part a round.
+    """
     parts = corpus()
     made = [Chunk(f"heldout-{kind}", "heldout", kind, 0.0, p) for kind, p in _heldout(parts["heldout"]).items()]
-    train = parts["train"]
-    prose = [p for p in train if p.group.startswith(PROSE)]
-    asked = [p for p in train if p.schema]
-    question = [p for p in train if p.group.startswith("bfcl/")]
-    free = [p for pair in zip(prose, question, strict=False) for p in pair]
-    plan: tuple[tuple[Kind, float, list[Written], int], ...] = (
-        ("free", 0.0, free, CHUNK),
-        ("json_schema", 0.0, asked, 2 * CHUNK),
-        ("free", 0.7, free[::-1], CHUNK),
-        ("json_schema", 0.7, asked[::-1], CHUNK),
-        ("json_object", 0.0, asked[1::2], CHUNK // 3),
+    free = [p for p in parts["train"] if not p.group.startswith("thing/")]
+    asked = [p for p in parts["train"] if p.schema]
+    streams: tuple[tuple[str, Kind, float, list[Written]], ...] = (
+        ("free-0", "free", 0.0, free),
+        ("json_schema-0", "json_schema", 0.0, asked),
+        ("free-0.7", "free", 0.7, free[::-1]),
+        ("json_schema-0.7", "json_schema", 0.7, asked[::-1]),
+        ("json_object-0", "json_object", 0.0, asked[1::4]),
+        ("free-0.7-again", "free", 0.7, free[::2]),
     )
     for number in range(rounds):
-        for kind, temperature, prompts, count in plan:
-            part = tuple(prompts[number * count : (number + 1) * count])
-            if part:
-                made.append(Chunk(f"train-{number:02d}-{kind}-{temperature:g}", "train", kind, temperature, part))
+        for name, kind, temperature, prompts in streams:
+            part = tuple(prompts[number::ROUNDS])
+            made.append(Chunk(f"train-{number:02d}-{name}", "train", kind, temperature, part))
     return made
 
 
@@ -197,25 +214,27 @@ def _heldout(prompts: list[Written]) -> dict[Kind, tuple[Written, ...]]:
 
 def folder() -> Path:
     """Where prompts and answers are kept."""
-    return cache_dir() / "drafters" / "data"
+    return cache_dir() / "drafters" / "answers"
 
 
-def generate(rounds: int, progress: Progress | None = None, ended: Ended | None = None) -> int:
-    """Answer what has not been answered yet; resumable by chunk. Returns how many chunks there are.
+def generate(rounds: int, limit: int | None = None) -> int:
+    """Answer what has not been answered yet, in a process of its own; resumable by chunk.
 
-    The cells skip the preflight of `specgram_lab.run.run_cells`: thousands of schemas, each used once, would be
-    compiled twice, and the engine says as well which one it does not take.
+    Args:
+        rounds: how many rounds of training prompts; the held-out ones belong to every number.
+        limit: prompts of each chunk, for a trial in a cache folder of its own.
+
+    Returns:
+        The process's exit code; what it said besides its progress is in ``engine.log`` in `folder`.
     """
     prompts = folder() / "prompts"
     prompts.mkdir(parents=True, exist_ok=True)
+    (cache_dir() / "drafters" / "states").mkdir(parents=True, exist_ok=True)
     models.ensure("smollm2-135m")
-    work = [(chunk.cell(prompts), folder() / "cells" / chunk.name) for chunk in chunks(rounds)]
-    left = [(cell, path) for cell, path in work if not run.is_done(cell, path)]
-    for cell, path in left:
-        run.prepare(path)
-        write_json(path / "row.json", run.requested(cell))
-        write_json(path / CELL, cell.model_dump(mode="json"))
-    while left:
-        run.execute(left, progress, ended)
-        left = [(cell, path) for cell, path in left if not (path / run.DONE).is_file()]
-    return len(work)
+    cell = chunks(0)[0].cell(prompts)
+    environment = {**os.environ, **options.environment(cell, capabilities.device(cell), folder())}
+    environment = {key: value for key, value in environment.items() if value != ""}
+    environment |= {PARENT: str(os.getpid()), "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    command = [sys.executable, "-m", "specgram_lab.drafters.answers", str(rounds), *([str(limit)] if limit else [])]
+    with (folder() / "engine.log").open("ab") as log:
+        return subprocess.run(command, env=environment, stderr=log, check=False).returncode

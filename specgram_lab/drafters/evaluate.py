@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from specgram_lab import ledger, stats
-from specgram_lab.drafters import data, registry
+from specgram_lab.drafters import data, pairs, registry
 from specgram_lab.run import Ended, Progress, run_cells
 from specgram_lab.semantics import Counting
 from specgram_lab.spec import Cell, SpecError, parse_cell
@@ -23,14 +23,14 @@ COUNTING: Counting = "rfc"
 
 def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> dict[data.Kind, Cell]:
     """One cell for each kind of output; ``engine`` overrides its settings (runner v2, sync)."""
-    about = registry.card(registry.folder(name))
+    pair = pairs.parts(name)
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[data.Kind, Cell] = {}
     for chunk in data.chunks(rounds=0):
         prompts = str(chunk.write(folder))
         made[chunk.kind] = parse_cell(
             {
-                "drafter": {"method": about["method"], "model": name, "k": about["k"]},
+                **pair,
                 "grammar": data.grammar(chunk.kind),
                 "workload": {
                     "prompts": prompts,

@@ -72,25 +72,31 @@ def llama_config(shape: Shape, layers: int, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def dspark_config(
-    shape: Shape,
-    layers: int,
-    vocabulary: int,
-    aux_layers: tuple[int, ...],
-    rank: int,
-    mask: int,
-    block: int,
+def block_config(
+    architecture: str, shape: Shape, layers: int, vocabulary: int, taps: tuple[int, ...], mask: int, **own: Any
 ) -> dict[str, Any]:
-    """A dense DSpark drafter: ``drafted`` tokens can be proposed, ``aux_layers`` counts decoder layers from 0."""
+    """A drafter of blocks that reads the outputs of the target's layers ``taps``, counted from 0; ``own`` is what its
+    kind asks for beside that, in ``dflash_config``."""
     return {
-        "architectures": ["Qwen3DSparkModel"],
+        "architectures": [architecture],
         "model_type": "qwen3",
         "tie_word_embeddings": False,
         **_common(shape, layers, vocabulary),
+        "dflash_config": {
+            "target_layer_ids": list(taps), "mask_token_id": mask, "use_aux_hidden_state": True, **own,
+        },
+    }  # fmt: skip
+
+
+def dspark_config(
+    shape: Shape, layers: int, vocabulary: int, taps: tuple[int, ...], rank: int, mask: int, block: int
+) -> dict[str, Any]:
+    """A dense DSpark drafter that drafts ``block`` tokens and has both heads."""
+    return {
+        **block_config("Qwen3DSparkModel", shape, layers, vocabulary, taps, mask),
         "block_size": block,
-        "target_layer_ids": list(aux_layers),
+        "target_layer_ids": list(taps),
         "mask_token_id": mask,
-        "dflash_config": {"target_layer_ids": list(aux_layers), "mask_token_id": mask, "use_aux_hidden_state": True},
         "markov_rank": rank,
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
@@ -106,4 +112,5 @@ def eagle3_config(shape: Shape, vocabulary: int, aux_layers: tuple[int, ...]) ->
         "mlp_bias": False,
         **_common(shape, 1, vocabulary),
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in aux_layers],
+        "num_aux_hidden_states": len(aux_layers),
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from specgram_lab.drafters import batches, features
 
 DRAWN = 512
-"""Tokens that the corpus does not hold that each step's loss draws as competitors, where a head knows them all."""
+"""Tokens outside the vocabulary of training that each step's loss draws as competitors, where a head knows them all."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specgram_lab import models
-from specgram_lab.drafters import batches, bfcl, data, draft_model, dspark, eagle3, features, mtp, recipes, registry
+from specgram_lab.drafters import (
+    batches,
+    bfcl,
+    data,
+    dflash,
+    dflash2,
+    draft_model,
+    dspark,
+    eagle3,
+    features,
+    mtp,
+    recipes,
+    registry,
+)
 from specgram_lab.drafters.blocks import target_embedding
 from specgram_lab.paths import cache_dir
 
 Make = Callable[[Sequence[features.Sequence], Tensor], recipes.Trainee]
 RECIPES: dict[str, tuple[recipes.Plan, Make]] = {
-    module.PLAN.name: (module.PLAN, module.make) for module in (draft_model, dspark, eagle3, mtp)
+    module.PLAN.name: (module.PLAN, module.make) for module in (draft_model, dspark, eagle3, mtp, dflash, dflash2)
 }
 SAVE_EVERY_S = 60.0
 
@@ -42,8 +55,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
     torch.manual_seed(plan.seed)
     state = cache_dir() / "drafters" / "train" / name
     state.mkdir(parents=True, exist_ok=True)
-    read = features.sequences if plan.with_aux else features.plain_sequences
-    sequences = chosen(state, list(read("train")))
+    sequences = chosen(state, list(features.sequences("train", plan.with_aux)))
     aside = sequences[:: plan.set_aside] if plan.set_aside else []
     if aside:
         sequences = [s for i, s in enumerate(sequences) if i % plan.set_aside]
@@ -78,7 +90,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
                 saved = now
     trainee.eval()
     trainee.finish(aside)
-    heldout = list(read("heldout"))
+    heldout = list(features.sequences("heldout", plan.with_aux))
     where = out or registry.folder(name)
     trainee.export(where)
     made = {
@@ -163,7 +175,7 @@ def load(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer
 
 
 def main() -> None:
-    """Make what is missing of the features, train, and write the card."""
+    """Train on the answers that are there, and write the card."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--threads", type=int, default=2)
@@ -171,8 +183,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    if RECIPES[given.name][0].with_aux:
-        features.extract()
     about = train(given.name, given.threads, given.out, given.steps)
     print(json.dumps(about, indent=1))
 

@@ -81,17 +81,22 @@ def watch(speculator: Any) -> list[Seen]:
     """Record every request that ``speculator`` drafts for from now on; one request at a time is in the engine."""
     seen: list[Seen] = []
     logits: list[Tensor] = []
+    candidates: list[tuple[Tensor, Tensor]] = []
     propose = speculator.propose
-    dspark = hasattr(speculator, "_sample_logits")
-    sample = speculator._sample_logits if dspark else speculator.compute_draft_logits
+    name = next(n for n in ("_sample_logits", "_score_candidates", "compute_draft_logits") if hasattr(speculator, n))
+    sample = getattr(speculator, name)
 
     def sampled(*args: Any, **kwargs: Any) -> Any:
         given = sample(*args, **kwargs)
-        logits.append((args[0] if dspark else given).float().clone())
+        if name == "_score_candidates":
+            candidates.append((args[0][0].clone(), given[0].float().clone()))
+        else:
+            logits.append((args[0] if name == "_sample_logits" else given).float().clone())
         return given
 
     def proposed(*args: Any, **kwargs: Any) -> Any:
         logits.clear()
+        candidates.clear()
         drafts = propose(*args, **kwargs)
         names = ("input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states")
         given = dict(zip((*names, "num_sampled", "num_rejected", "last_sampled"), args, strict=False)) | kwargs
@@ -111,15 +116,34 @@ def watch(speculator: Any) -> list[Seen]:
         request.tokens[anchor] = int(given["last_sampled"][int(batch.idx_mapping[0])])
         request.anchors.append(anchor)
         request.drafts.append(drafts[0].clone())
-        stacked = torch.stack([one[0] for one in logits]) if len(logits) > 1 else logits[0]
-        request.logits.append(stacked)
+        if candidates:
+            request.logits.append(walked(*candidates[0], drafts[0], speculator.vocab_size))
+        else:
+            request.logits.append(torch.stack([one[0] for one in logits]) if len(logits) > 1 else logits[0])
         if getattr(speculator, "use_confidence_head", False):
             request.confidences.append(speculator.draft_token_confidence_probs[0].clone())
         return drafts
 
     speculator.propose = proposed
-    setattr(speculator, "_sample_logits" if dspark else "compute_draft_logits", sampled)
+    setattr(speculator, name, sampled)
     return seen
+
+
+def walked(ids: Tensor, scores: Tensor, drafts: Tensor, whole: int) -> Tensor:
+    """(k, whole): DFlash2's scores of its candidates along the walk it took, minus infinity elsewhere.
+
+    Args:
+        ids: (k, top), the candidates.
+        scores: (k, top, top), of each candidate after each one of the place before.
+        drafts: (k), what the walk took.
+        whole: the size of the vocabulary.
+    """
+    rows = torch.full((len(ids), whole), -torch.inf)
+    previous = 0
+    for step, draft in enumerate(drafts.tolist()):
+        rows[step, ids[step]] = scores[step, previous]
+        previous = int((ids[step] == draft).nonzero()[0])
+    return rows
 
 
 def main(cell_file: Path, out: Path) -> None:
