@@ -218,6 +218,14 @@ def test_lines_of_one_record_are_one_event():
     }
 
 
+@pytest.mark.parametrize("shift", [0, 1, 2, 40])
+def test_lines_of_one_record_are_one_event_across_the_end_of_a_block(shift):
+    record = f"{HEAD}{FSM}\r\n{HEAD}{FSM}\n".encode()
+    first = record.index(b"\n") + 1
+    data = b"x" * (BLOCK - first - shift - 1) + b"\n" + record
+    assert scan(io.BytesIO(data)).phases == {"draft-probe": 1}
+
+
 def test_each_generation_of_the_acceptance_line_is_read():
     v0, first, second, late = (parse_spec_line(message(line)) for line in (V0, FIRST_V1, SECOND_V1, LATE_V1))
     assert (v0.definition, v0.accepted, v0.drafted, v0.emitted, v0.system_efficiency) == ("v0", 20, 40, 24, 0.4)

@@ -165,7 +165,7 @@ def scan(stream: BinaryIO) -> LogReport:
         report.bytes_read += len(block)
         report.lines += block.count(b"\n")
         data = rest + block if rest else block
-        end = data.rfind(b"\n") + 1
+        end = _last_end(data)
         if not end and len(data) > LINE:  # a bar without an end: its last state is all that counts
             end = max(data.rfind(b"\r") + 1, len(data) - LINE)
         _scan_block(data[:end], report, pairing)
@@ -173,6 +173,14 @@ def scan(stream: BinaryIO) -> LogReport:
     _scan_block(rest, report, pairing)
     report.add(pairing.flush())
     return report
+
+
+def _last_end(data: bytes) -> int:
+    """Where the last whole record of ``data`` ends: vLLM parts the lines of one by ``\\r\\n``; 0 if there is none."""
+    last = end = data.rfind(b"\n") + 1
+    while end > 1 and data[end - 2] == 0x0D:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+    return end or last  # a file from Windows has no other ends
 
 
 def _scan_block(data: bytes, report: LogReport, pairing: Pairing) -> None:
