@@ -180,6 +180,7 @@ def test_answers_come_with_the_states_and_tokens_of_a_forward_pass(
     cache = paths.cache_dir()
     target = models.ensure(features.TARGET)
     for part in ("models", "corpora"):
+        (cache / part).mkdir(parents=True, exist_ok=True)
         (tmp_path / part).symlink_to(cache / part)
     monkeypatch.setenv("SPECGRAM_CACHE", str(tmp_path))
     assert data.generate(0, limit=5) == 0
