@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
@@ -207,9 +207,8 @@ def _scan_block(data: bytes, report: LogReport, pairing: Pairing) -> None:
 
 def _refused(data: bytes, parts: bool) -> Iterator[tuple[Record, re.Match[bytes]]]:
     """Lines about refused tokens. ``parts``: some of the lines may belong to a record of several."""
-    found = [match for needle, shape in PATTERNS.items() if needle in data for match in shape.finditer(data)]
-    found.sort(key=re.Match.start)
-    for match in found:
+    present = [shape.finditer(data) for needle, shape in PATTERNS.items() if needle in data]
+    for match in present[0] if len(present) == 1 else sorted(chain(*present), key=re.Match.start):
         at = match.start()
         begin = data.rfind(b"\n", at - LINE if at > LINE else 0, at) + 1
         if parts and _goes_on(data, begin, at):

@@ -108,7 +108,7 @@ class Pairing:
         found: list[Event] = []
         for head, match in lines:
             if match.re is _FSM:
-                message, request, tokens = match.group(0, "request", "tokens")
+                message, request, tokens = match.group(0, 1, 2)
                 key: bytes | tuple[str | None, int | None] = request
                 alone: Event = (_ALONE, request, _ids(tokens), head, message)
             elif match.re is _GUIDANCE:
