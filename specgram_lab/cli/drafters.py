@@ -23,6 +23,9 @@ def list_drafters(as_json: JsonFlag = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
+    if not rows:
+        typer.echo("no drafter is here yet: specgram drafters train NAME makes one")
+        return
     typer.echo(f"{'name':<12} {'k':>2} {'JSON schema':>12} {'free text':>10} {'MB':>6}")
     for row in rows:
         lengths = [f"{v:.3f}" if v is not None else "-" for v in (row["mal_json_schema"], row["mal_free_text"])]
