@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgram_lab.servers import log
+from specgram_lab.servers import log, records
 from specgram_lab.servers.log import BLOCK, KEPT, LogError, read_log, scan, to_dict
 from specgram_lab.servers.records import parse_record
 from specgram_lab.servers.speclines import parse_spec_line
@@ -312,6 +312,13 @@ def test_a_line_across_the_end_of_a_block_and_a_long_bar_without_an_end():
         assert scan(io.BytesIO(data)).phases == {"draft-probe": 1}
     bars = f"\r{BAR}".encode() * (5 * BLOCK // len(BAR))
     assert scan(io.BytesIO(bars + b"\r" + line)).phases == {"draft-probe": 1}
+
+
+def test_what_stands_before_a_message_is_remembered_only_where_it_is_a_heads_length():
+    known = records._remembered.cache_info().misses
+    report = read(json.dumps({"extra": "x" * 5000, "message": FSM, "levelname": "ERROR"}))
+    assert report.phases == {"draft-probe": 1}
+    assert records._remembered.cache_info().misses == known
 
 
 def test_requests_and_tokens_are_told_apart_up_to_a_bound_and_the_report_says_so(monkeypatch):

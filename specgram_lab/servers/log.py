@@ -184,8 +184,8 @@ def _last_end(data: bytes) -> int:
 
 
 def _scan_block(data: bytes, report: LogReport, pairing: Pairing) -> None:
-    returns = b"\r" in data  # progress bars, records of several lines, or a file from Windows
-    parts = returns and data.count(b"\r\n") != data.count(b"\n")
+    # carriage returns: progress bars, records of several lines, or, where they are everywhere, a file from Windows
+    parts = b"\r" in data and data.count(b"\r\n") != data.count(b"\n")
     report.add(pairing.feed(_refused(data, parts)))
     for at, needle in sorted((at, text) for text in _NEEDLES for at in _all(data, text)):
         begin, end = _bounds(data, at)
@@ -210,7 +210,8 @@ def _refused(data: bytes, parts: bool) -> Iterator[tuple[Record, re.Match[bytes]
     present = [shape.finditer(data) for needle, shape in PATTERNS.items() if needle in data]
     for match in present[0] if len(present) == 1 else sorted(chain(*present), key=re.Match.start):
         at = match.start()
-        begin = data.rfind(b"\n", at - LINE if at > LINE else 0, at) + 1
+        low = at - LINE if at > LINE else 0
+        begin = data.rfind(b"\n", low, at) + 1 or low
         if parts and _goes_on(data, begin, at):
             continue
         head = head_of(data[begin:at])

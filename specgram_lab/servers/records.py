@@ -30,6 +30,8 @@ _HEAD = re.compile(
         (?P<level>{_LEVELS})\ (?P<time>\d\d-\d\d\ \d\d:\d\d:\d\d)\ \[?(?P<source>[^\]\[\s:]+:\d+)\]\ ?""",
     re.VERBOSE,
 )
+LONGEST_HEAD = 400
+"""Bytes of a head that is remembered; what stands before a message in a line of JSON can be of any length."""
 _OTHER = re.compile(rf"\b(?P<level>{_LEVELS})\b")
 _QUOTED = re.compile(r"['\"]")
 
@@ -72,9 +74,13 @@ def parse_record(line: str) -> Record | None:
     return _named(_with_head(head, message), process, pid) if message.strip() else None
 
 
-@lru_cache(maxsize=1 << 12)
 def head_of(before: bytes) -> Record | None:
     """The record, without its message, where ``before`` is vLLM's own head and nothing else: the fast way."""
+    return _remembered(before) if len(before) <= LONGEST_HEAD else None
+
+
+@lru_cache(maxsize=1 << 12)
+def _remembered(before: bytes) -> Record | None:
     whole = _HEAD.fullmatch(plain(before.decode("utf-8", "replace")))
     return None if whole is None else _with_head(whole, "")
 
