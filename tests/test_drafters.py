@@ -23,6 +23,7 @@ from specgram_lab.drafters import (
     dspark,
     eagle3,
     features,
+    heads,
     mtp,
     pairs,
     recipes,
@@ -144,18 +145,40 @@ def test_training_lowers_the_loss_and_learns_the_drafts(embedding: torch.Tensor,
     trainee = small(embedding, method)
     pool = [sequence(seed=seed) for seed in range(4)]
     batch = batches.collate(pool, trainee.vocabulary, with_aux=True)
-    optimiser = torch.optim.AdamW(trainee.parameters(), 2e-3)
+    optimisers = trainee.optimisers()
     losses = []
     for step in range(60):
         loss = trainee.loss(batch, torch.Generator().manual_seed(step))
-        optimiser.zero_grad()
+        trainee.zero_grad()
         loss.backward()
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
     with torch.inference_mode():
         right, there = trainee.eval().right(batch)
     assert right[there].float().mean() > 0.6
+
+
+def test_training_goes_on_where_it_was(embedding: torch.Tensor, tmp_path: Path) -> None:
+    batch = batches.collate([sequence()], batches.Vocabulary.of(torch.arange(10, 60), 64), with_aux=True)
+
+    def step(trainee: recipes.Trainee, optimisers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+        trainee.zero_grad()
+        trainee.loss(batch, torch.Generator().manual_seed(0)).backward()
+        for optimiser in optimisers:
+            optimiser.step()
+        return [parameter.detach().clone() for parameter in trainee.parameters()]
+
+    first = small(embedding, "dspark")
+    own = first.optimisers()
+    step(first, own)
+    train.save(tmp_path, first, own, 1, 2.5)
+    again = small(embedding, "dspark")
+    others = again.optimisers()
+    assert train.load(tmp_path, again, others) == (1, 2.5)
+    for one, two in zip(step(first, own), step(again, others), strict=True):
+        torch.testing.assert_close(one, two, rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("method", ["dspark", "dflash", "dflash2"])
@@ -207,6 +230,53 @@ def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Te
     assert after[0]["expected_calibration_error"] < 0.1 < before[0]["expected_calibration_error"]
 
 
+def test_the_loss_at_a_head_is_cross_entropy_and_so_are_its_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, tokens, candidates = 2 * heads.ROWS + 44, 500, 5
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).bfloat16().float()  # what the head computes with
+
+    states, learned = drawn(rows, 24).requires_grad_(), drawn(tokens, 8).requires_grad_()
+    fixed, offsets = drawn(tokens, 16), torch.zeros(tokens)
+    offsets[400:] = 2.0
+    ids = torch.randint(0, tokens, (rows, candidates), generator=generator)
+    weights, importance = torch.rand(rows, candidates, generator=generator), torch.rand(rows, generator=generator)
+    logits = states @ torch.cat((fixed, learned), -1).T + offsets
+    each = -(logits.log_softmax(-1).gather(-1, ids) * weights).sum(-1)
+    wanted = (each * importance).sum()
+    found, best = heads.cross_entropy(states, fixed, learned, offsets, ids, weights, importance)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0.0)
+    assert (best == logits.argmax(-1)).float().mean() > 0.98
+    for ours, theirs in zip(
+        torch.autograd.grad(3 * found, (states, learned)),
+        torch.autograd.grad(3 * wanted, (states, learned)),
+        strict=True,
+    ):
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_tokens_that_are_drawn_stand_for_all_others() -> None:
+    vocabulary = batches.Vocabulary.of(torch.arange(100, 200), 5000)
+    tokens, offsets = heads.competing(vocabulary, torch.Generator().manual_seed(0))
+    assert tokens[:100].tolist() == vocabulary.kept.tolist()
+    assert not set(tokens[100:].tolist()) & set(vocabulary.kept.tolist())
+    assert offsets[:100].count_nonzero() == 0
+    torch.testing.assert_close(offsets[100:].exp().sum(), torch.tensor(4900.0))
+
+
+def test_muon_takes_the_matrices_of_the_layers_alone(embedding: torch.Tensor) -> None:
+    trainee = small(embedding, "dspark")
+    names = {id(parameter): name for name, parameter in trainee.named_parameters()}
+    muon, adam = ({names[id(p)] for g in one.param_groups for p in g["params"]} for one in trainee.optimisers())
+    assert muon | adam == set(names.values())
+    assert not muon & adam
+    assert {name.split(".")[0] for name in muon} == {"fc", "layers"}
+    assert {name for name in adam if "proj" in name} == {
+        "confidence_head.proj.weight", "confidence_head.proj.bias"
+    }  # fmt: skip
+
+
 def test_eagle3_chains_are_what_one_chain_alone_is(embedding: torch.Tensor) -> None:
     trainee = small(embedding, "eagle3")
     assert isinstance(trainee, eagle3.Eagle3)
@@ -216,7 +286,10 @@ def test_eagle3_chains_are_what_one_chain_alone_is(embedding: torch.Tensor) -> N
         aux = features.tapped(one.aux[None], block.TAPS)
         together = trainee.chains(aux, following, 3)[0, 5]
         alone = trainee.chains(aux[:, :6], following[:, :6], 3)[0, 5]
+        late = trainee.chains(aux, following, 3, first=4)[0]
     torch.testing.assert_close(together, alone)
+    assert len(late) == len(one) - 4
+    torch.testing.assert_close(late[1], alone)
 
 
 def test_draft_model_is_a_llama(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specgram_lab.drafters import batches, features, layout, recipes
+from specgram_lab.drafters import batches, features, heads, layout, recipes
 from specgram_lab.drafters.blocks import Layer, Norm, Shape, initialise
 
 SHAPE = Shape(hidden=576, inner=448, heads=9, kv_heads=3, head_dim=64, qk_norm=True)
@@ -50,7 +50,6 @@ class BlockDrafter(recipes.Trainee):
         assert plan is not None
         self.plan, self.vocabulary = plan, vocabulary
         self.embedding = embedding
-        self.others = (vocabulary.to_draft < 0).nonzero().flatten()
         self.fc = nn.Linear(len(TAPS) * SHAPE.hidden, SHAPE.hidden, bias=False)
         self.hidden_norm = Norm(SHAPE.hidden, SHAPE.eps)
         self.layers = nn.ModuleList(self.layer() for _ in range(LAYERS))
@@ -135,16 +134,17 @@ class BlockDrafter(recipes.Trainee):
         return (labels >= 0) & functional.pad(greedy, (1, 0), value=1)[..., :-1].bool()
 
     def cross_entropy(
-        self, batch: batches.Batch, logits: Tensor, beyond: Tensor, place: Tensor, valid: Tensor
-    ) -> Tensor:
-        """The mean over valid drafts, later ones weighing less; ``logits`` are over the kept vocabulary, ``beyond``
-        stands for all other tokens together."""
-        rows = torch.arange(len(place))[:, None, None]
-        each = recipes.soft_cross_entropy(
-            logits, batch.label_ids[rows, place], batch.label_weights[rows, place], beyond
-        )
-        weights = valid * DECAY ** torch.arange(self.plan.k)
-        return (each * weights).sum() / weights.sum().clamp(min=1)
+        self, batch: batches.Batch, states: Tensor, head: tuple[Tensor, Tensor, Tensor], place: Tensor, valid: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The mean over ``valid`` drafts, later ones weighing less, and the row of the head that each finds likeliest.
+
+        ``head`` is what `heads.cross_entropy` takes: the target's part, the drafter's own, the offsets.
+        """
+        rows, places = torch.arange(len(place))[:, None, None].expand(place.shape)[valid], place[valid]
+        ids, weights = batch.label_ids[rows, places], batch.label_weights[rows, places]
+        importance = (DECAY ** torch.arange(self.plan.k)).expand(place.shape)[valid]
+        total, best = heads.cross_entropy(states[valid], *head, ids, weights, importance)
+        return total / importance.sum().clamp(min=1), best
 
     def right(self, batch: batches.Batch) -> tuple[Tensor, Tensor]:
         """Every token of the answers but the last is an anchor."""

@@ -141,16 +141,6 @@ def target_embedding(folder: Path) -> Tensor:
         return file.get_tensor("model.embed_tokens.weight").float()
 
 
-def target_layer(folder: Path, number: int) -> dict[str, Tensor]:
-    """The weights of one of the target's decoder layers, under a `Layer`'s names, in float32."""
-    from safetensors import safe_open
-
-    prefix = f"model.layers.{number}."
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-        return {name.removeprefix(prefix): file.get_tensor(name).float() for name in names}
-
-
 def target_norm(folder: Path) -> Tensor:
     """The weight of the target's last norm."""
     from safetensors import safe_open

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgram_lab.drafters import batches, block, features, layout, recipes
+from specgram_lab.drafters import batches, block, features, heads, layout, recipes
 
-PLAN = recipes.Plan(name="dflash", method="dflash", k=5, steps=8000, batch=16, learning_rate=1e-3, with_aux=True)
+PLAN = recipes.Plan(name="dflash", method="dflash", k=5, steps=5000, batch=6, with_aux=True)
 
 
 class DFlash(block.BlockDrafter):
@@ -38,10 +38,10 @@ class DFlash(block.BlockDrafter):
         anchors, real = block.draw(batch, generator)
         hidden = self.backbone(self.context(features.tapped(batch.aux, block.TAPS)), batch.tokens, anchors)
         _, labels, place = self.places(batch, anchors)
-        logits = hidden @ self.embedding[self.vocabulary.kept].T
-        beyond = recipes.drawn_logit(hidden, self.embedding, self.others, generator)
-        valid = (self.valid(batch, labels, place) & real[..., None]).float()
-        return self.cross_entropy(batch, logits, beyond, place, valid)
+        tokens, offsets = heads.competing(self.vocabulary, generator)
+        table = self.embedding[tokens]
+        valid = self.valid(batch, labels, place) & real[..., None]
+        return self.cross_entropy(batch, hidden, (table, heads.nothing(table), offsets), place, valid)[0]
 
     def config(self, whole: int) -> dict[str, Any]:
         """A ``DFlashDraftModel`` whose queries see each other whatever their order."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specgram_lab.drafters import batches, block, features, layout, recipes
+from specgram_lab.drafters import batches, block, features, heads, layout, recipes
 from specgram_lab.drafters.blocks import Layer
 
-PLAN = recipes.Plan(name="dflash2", method="dflash2", k=5, steps=8000, batch=16, learning_rate=1e-3, with_aux=True)
+PLAN = recipes.Plan(name="dflash2", method="dflash2", k=5, steps=5000, batch=6, with_aux=True)
 KERNEL = 2
 """Rows that a convolution sees: its own and the one before."""
 GROUP = 16
@@ -147,14 +147,15 @@ class DFlash2(block.BlockDrafter):
         anchors, real = block.draw(batch, generator)
         hidden = self.backbone(self.context(features.tapped(batch.aux, block.TAPS)), batch.tokens, anchors)
         before, labels, place = self.places(batch, anchors)
-        kept, selector = self.vocabulary.kept, self.candidate_selector
-        alone = hidden @ self.embedding[kept].T
-        after = alone + selector.left(hidden, before) @ selector.successor_codebook[kept].T
-        beyond = recipes.drawn_logit(hidden, self.embedding, self.others, generator)
-        valid = (self.valid(batch, labels, place) & real[..., None]).float()
-        return (1 - ALONE) * self.cross_entropy(batch, after, beyond, place, valid) + ALONE * self.cross_entropy(
-            batch, alone, beyond, place, valid
+        tokens, offsets = heads.competing(self.vocabulary, generator)
+        table, selector = self.embedding[tokens], self.candidate_selector
+        joined = torch.cat((hidden.float(), selector.left(hidden, before)), -1)
+        valid = self.valid(batch, labels, place) & real[..., None]
+        after, _ = self.cross_entropy(
+            batch, joined, (table, selector.successor_codebook[tokens], offsets), place, valid
         )
+        alone, _ = self.cross_entropy(batch, hidden, (table, heads.nothing(table), offsets), place, valid)
+        return (1 - ALONE) * after + ALONE * alone
 
     def config(self, whole: int) -> dict[str, Any]:
         """A ``DFlash2DraftModel`` whose queries see each other whatever their order."""

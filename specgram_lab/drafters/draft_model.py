@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specgram_lab.drafters import batches, features, layout, recipes
+from specgram_lab.drafters import batches, features, heads, layout, recipes
 from specgram_lab.drafters.blocks import Layer, Norm, Shape, initialise
 
 PLAN = recipes.Plan(
-    name="draft_model", method="draft_model", k=3, steps=8000, batch=16, learning_rate=3e-3, with_aux=False,
+    name="draft_model", method="draft_model", k=3, steps=10000, batch=8, with_aux=False, learning_rate=3e-3,
     weight_decay=0.05,
 )  # fmt: skip
 SHAPE = Shape(hidden=96, inner=384, heads=3, kv_heads=3, head_dim=64, rope_theta=10000.0)
@@ -66,7 +66,12 @@ class DraftModel(recipes.Trainee):
         following = batch.labels[:, 1:] >= 0
         hidden = self.hidden(batch.tokens, batch.positions)[:, :-1][following]
         ids, weights = batch.label_ids[:, 1:][following], batch.label_weights[:, 1:][following]
-        return recipes.soft_cross_entropy(hidden @ self.rows.T, ids, weights, self.competitor).mean()
+        table = torch.cat((self.rows, self.rows.new_zeros(1, SHAPE.hidden)))  # the last row's logit is 0
+        offsets = functional.pad(self.competitor[None], (len(self.rows), 0))
+        total, _ = heads.cross_entropy(
+            hidden, heads.nothing(table), table, offsets, ids, weights, torch.ones(len(hidden))
+        )
+        return total / max(1, len(hidden))
 
     def right(self, batch: batches.Batch) -> tuple[Tensor, Tensor]:
         """With the true tokens before it, a draft is what it is after accepted drafts."""

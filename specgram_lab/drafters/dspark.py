@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specgram_lab.drafters import batches, block, features, layout, recipes
+from specgram_lab.drafters import batches, block, features, heads, layout, recipes
 
 PLAN = recipes.Plan(
-    name="dspark", method="dspark", k=5, steps=8000, batch=16, learning_rate=1e-3, with_aux=True,
-    set_aside=10,
+    name="dspark", method="dspark", k=5, steps=5000, batch=6, with_aux=True, set_aside=10,
 )  # fmt: skip
 RANK = 16
 CONFIDENCE = 0.1
@@ -87,14 +86,14 @@ class DSpark(block.BlockDrafter):
         anchors, real = block.draw(batch, generator)
         hidden = self.backbone(self.context(features.tapped(batch.aux, block.TAPS)), batch.tokens, anchors)
         before, labels, place = self.places(batch, anchors)
-        kept = self.vocabulary.kept
-        logits = hidden @ self.embedding[kept].T
-        logits = logits + self.markov_head.markov_w1(before) @ self.markov_head.markov_w2.weight[kept].T
-        beyond = recipes.drawn_logit(hidden, self.embedding, self.others, generator)
-        valid = (self.valid(batch, labels, place) & real[..., None]).float()
-        drafts = self.cross_entropy(batch, logits, beyond, place, valid)
-        good = kept[logits.argmax(-1)] == labels
-        reached = valid * functional.pad(good.float().cumprod(-1), (1, 0), value=1.0)[..., :-1]
+        tokens, offsets = heads.competing(self.vocabulary, generator)
+        joined = torch.cat((hidden.float(), self.markov_head.markov_w1(before)), -1)
+        valid = self.valid(batch, labels, place) & real[..., None]
+        head = (self.embedding[tokens], self.markov_head.markov_w2.weight[tokens], offsets)
+        drafts, best = self.cross_entropy(batch, joined, head, place, valid)
+        good = torch.zeros_like(valid)
+        good[valid] = tokens[best] == labels[valid]
+        reached = valid & functional.pad(good.int().cumprod(-1), (1, 0), value=1)[..., :-1].bool()
         sure = functional.binary_cross_entropy_with_logits(
             self.confidence(hidden.detach(), before).float(), good.float(), reduction="none"
         )

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specgram_lab import models
-from specgram_lab.drafters import batches, features, layout, recipes
+from specgram_lab.drafters import batches, features, heads, layout, recipes
 from specgram_lab.drafters.block import TAPS, spread
 from specgram_lab.drafters.blocks import Attention, Mlp, Norm, Shape, initialise, target_norm
 
-PLAN = recipes.Plan(name="eagle3", method="eagle3", k=3, steps=5000, batch=16, learning_rate=1e-3, with_aux=True)
+PLAN = recipes.Plan(name="eagle3", method="eagle3", k=3, steps=3000, batch=6, with_aux=True)
 SHAPE = Shape(hidden=576, inner=512, heads=9, kv_heads=3, head_dim=64, inputs=2 * 576)
 DECAY = 0.8
 """A draft counts so much less than the one before it, in the loss."""
@@ -49,7 +49,6 @@ class Eagle3(recipes.Trainee):
         super().__init__()
         self.plan, self.vocabulary = plan, vocabulary
         self.embedding = embedding
-        self.others = (vocabulary.to_draft < 0).nonzero().flatten()
         self.fc = nn.Linear(len(TAPS) * SHAPE.hidden, SHAPE.hidden, bias=False)
         self.midlayer = Midlayer()
         self.norm = Norm(SHAPE.hidden, SHAPE.eps)
@@ -66,31 +65,37 @@ class Eagle3(recipes.Trainee):
         self.fc.weight[:, -SHAPE.hidden :] = torch.diag(size / size.square().mean().sqrt())
         self.norm.weight.copy_(norm)
 
-    def chains(self, aux: Tensor, following: Tensor, depth: int) -> Tensor:
-        """(batch, rows, depth, hidden), normed: what the head reads at each place of each row's chain.
+    def chains(self, aux: Tensor, following: Tensor, depth: int, first: int = 0) -> Tensor:
+        """(batch, rows from the first on, depth, hidden), normed: what the head reads at each place of a row's chain.
 
         Args:
             aux: (batch, rows, taps * hidden), the target's.
             following: (batch, rows, depth), the token one further than the row, and those after it.
             depth: drafts a chain.
+            first: the first row that has a chain; the rows before it are only looked at.
         """
         rows = aux.shape[1]
         layer, attention = self.midlayer, self.midlayer.self_attn
         state = self.fc(aux.float() / self.spread)
         places = torch.arange(rows).expand(aux.shape[:2])
-        causal, own = torch.ones(rows, rows, dtype=torch.bool).tril(), torch.eye(rows, dtype=torch.bool)
+        causal = torch.ones(rows, rows, dtype=torch.bool).tril()[first:]
+        own = torch.eye(rows - first, dtype=torch.bool)
         keys, values, masks, drafts = [], [], [], []
         for step in range(depth):
+            if step == 1:
+                following, places = following[:, first:], places[:, first:]
             read = torch.cat(
                 (layer.input_layernorm(self.embedding[following[..., step]]), layer.hidden_norm(state)), -1
             )
             k, v = attention.keys_values(read, places + step)
+            if not step:
+                state, read, seen = state[:, first:], read[:, first:], places[:, first:]
             keys.append(k)
             values.append(v)
             masks.append(own if step else causal)
             mask = torch.cat(masks, -1).expand(len(aux), -1, -1)
             mixed = attention.attend(
-                attention.queries(read, places + step), torch.cat(keys, 1), torch.cat(values, 1), mask
+                attention.queries(read, seen + step), torch.cat(keys, 1), torch.cat(values, 1), mask
             )
             state = state + mixed
             state = state + layer.mlp(layer.post_attention_layernorm(state))
@@ -102,27 +107,31 @@ class Eagle3(recipes.Trainee):
         assert batch.aux is not None
         k = self.plan.k
         following = recipes.shifted(functional.pad(batch.tokens[:, 1:], (0, 1)), k, 0)
-        states = self.chains(features.tapped(batch.aux, TAPS), following, k)
         mask = recipes.anchor_mask(batch)
         before = functional.pad(mask[:, 1:], (0, 1), value=False)
+        first = int(batch.prompts.min()) - 1
+        states = functional.pad(
+            self.chains(features.tapped(batch.aux, TAPS), following, k, first), (0, 0, 0, 0, first, 0)
+        )
         labels = recipes.shifted(functional.pad(batch.labels[:, 2:], (0, 2), value=-1), k, -1)
         return states[before], labels[before], before
 
     def loss(self, batch: batches.Batch, generator: torch.Generator) -> Tensor:
         """Cross entropy along the chains, later drafts weighing less."""
         states, labels, before = self._chains(batch)
-        k, wide = self.plan.k, batch.label_ids.shape[-1]
+        k = self.plan.k
         ids = functional.pad(batch.label_ids[:, 2:], (0, 0, 0, 2 + k)).unfold(1, k, 1)[:, : before.shape[1]][before]
         shares = functional.pad(batch.label_weights[:, 2:], (0, 0, 0, 2 + k)).unfold(1, k, 1)
         shares = shares[:, : before.shape[1]][before]
-        each = recipes.soft_cross_entropy(
-            states @ self.embedding[self.vocabulary.kept].T,
-            ids.transpose(1, 2).reshape(-1, k, wide),
-            shares.transpose(1, 2).reshape(-1, k, wide),
-            recipes.drawn_logit(states, self.embedding, self.others, generator),
-        )
-        weights = (labels >= 0) * DECAY ** torch.arange(k)
-        return (each * weights).sum() / weights.sum().clamp(min=1)
+        there = labels >= 0
+        importance = (DECAY ** torch.arange(k)).expand(there.shape)[there]
+        tokens, offsets = heads.competing(self.vocabulary, generator)
+        table = self.embedding[tokens]
+        total, _ = heads.cross_entropy(
+            states[there], table, heads.nothing(table), offsets,
+            ids.transpose(1, 2)[there], shares.transpose(1, 2)[there], importance,
+        )  # fmt: skip
+        return total / importance.sum().clamp(min=1)
 
     def right(self, batch: batches.Batch) -> tuple[Tensor, Tensor]:
         """Each chain with the true tokens before a draft, which is what it is after accepted drafts."""

@@ -60,10 +60,8 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
     if aside:
         sequences = [s for i, s in enumerate(sequences) if i % plan.set_aside]
     trainee = make(sequences, target_embedding(models.ensure(features.TARGET)))
-    optimiser = torch.optim.AdamW(
-        trainee.parameters(), plan.learning_rate, betas=(0.9, 0.98), weight_decay=plan.weight_decay
-    )
-    step, seconds = load(state, trainee, optimiser)
+    optimisers = trainee.optimisers()
+    step, seconds = load(state, trainee, optimisers)
     last = plan.steps if steps is None else min(steps, plan.steps)
     generator = torch.Generator().manual_seed(plan.seed + step)
     stream = batches.epochs(sequences, trainee.vocabulary, plan.batch, plan.seed + step, plan.with_aux)
@@ -71,14 +69,16 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
     smooth = math.nan
     with tqdm(total=last, initial=step, unit="step", desc=name, mininterval=5.0) as bar:
         while step < last:
-            for group in optimiser.param_groups:
-                group["lr"] = plan.learning_rate * schedule(step, plan)
+            for optimiser in optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = plan.learning_rate * schedule(step, plan)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = trainee.loss(next(stream), generator)
-            optimiser.zero_grad()
+            trainee.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-            optimiser.step()
+            for optimiser in optimisers:
+                optimiser.step()
             step += 1
             now_lost = loss.item()
             smooth = now_lost if math.isnan(smooth) else 0.98 * smooth + 0.02 * now_lost
@@ -86,7 +86,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             now = time.monotonic()
             if now - saved > SAVE_EVERY_S or step == last:
-                save(state, trainee, optimiser, step, seconds + now - begin)
+                save(state, trainee, optimisers, step, seconds + now - begin)
                 saved = now
     trainee.eval()
     trainee.finish(aside)
@@ -139,13 +139,16 @@ def schedule(step: int, plan: recipes.Plan) -> float:
     return 0.05 + 0.475 * (1 + math.cos(math.pi * done))
 
 
-def save(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer, step: int, seconds: float) -> None:
+def save(
+    state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim.Optimizer], step: int, seconds: float
+) -> None:
     """Write the state, whole or not at all."""
     from safetensors.torch import save_file
 
     tensors = {f"module.{key}": value for key, value in trainee.state_dict().items()}
-    for number, entry in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{key}": value for key, value in entry.items()}
+    for which, optimiser in enumerate(optimisers):
+        for number, entry in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{which}.{number}.{key}": value for key, value in entry.items()}
     save_file(
         {key: value.contiguous() for key, value in tensors.items()}, state / ".unfinished",
         {"step": str(step), "seconds": str(seconds)},
@@ -153,7 +156,7 @@ def save(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer
     (state / ".unfinished").replace(state / "state.safetensors")
 
 
-def load(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
+def load(state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
     """Read the state back, if there is one; (step, seconds spent)."""
     from safetensors import safe_open
 
@@ -164,13 +167,13 @@ def load(state: Path, trainee: recipes.Trainee, optimiser: torch.optim.Optimizer
         about = file.metadata()
         stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     trainee.load_state_dict({k.removeprefix("module."): v for k, v in stored.items() if k.startswith("module.")})
-    entries: dict[int, dict[str, Tensor]] = {}
+    entries: list[dict[int, dict[str, Tensor]]] = [{} for _ in optimisers]
     for key, value in stored.items():
         if key.startswith("optimiser."):
-            _, number, name = key.split(".")
-            entries.setdefault(int(number), {})[name] = value
-    content = optimiser.state_dict()
-    optimiser.load_state_dict({**content, "state": entries})
+            _, which, number, name = key.split(".")
+            entries[int(which)].setdefault(int(number), {})[name] = value
+    for optimiser, entry in zip(optimisers, entries, strict=True):
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": entry})
     return int(about["step"]), float(about["seconds"])
 
 
