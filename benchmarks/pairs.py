@@ -83,6 +83,25 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high), "pairs": len(ratios)}
 
 
+def speed(one: dict[str, Any], clock: str = "cpu_seconds") -> float:
+    """Tokens a second."""
+    return float(one["tokens"]) / float(one[clock])
+
+
+def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
+    """Speed of ``first`` over ``second``, pass by pass, which of the two begins changing every time."""
+    first.run(), second.run()
+    a, b = [], []
+    for number in range(pairs):
+        for worker, seen in ((first, a), (second, b))[:: 1 if number % 2 else -1]:
+            seen.append(worker.run())
+    result: dict[str, Any] = ratio([speed(x) for x in a], [speed(x) for x in b])
+    result["clock"] = ratio([speed(x, "seconds") for x in a], [speed(x, "seconds") for x in b])
+    result |= {"tokens_per_s": speed(a[-1]), "same_texts": len({x["texts"] for x in a + b}) == 1}
+    result |= {name: [a[-1][name], b[-1][name]] for name in ("steps", "scheduled", "accepted")}
+    return result
+
+
 def step_ratio(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     """Sum over steps of the median over passes, ``first`` over ``second`` (passes x steps), and a 95 % interval.
 

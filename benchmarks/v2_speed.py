@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from pairs import Worker, pooled, ratio, step_ratio
+from pairs import Worker, against, pooled, step_ratio
 
 from specgram_lab.spec import Cell, parse_cell
 
@@ -38,25 +38,6 @@ def cell(drafter: dict[str, Any], runner: str, requests: int, tokens: int = 64, 
             "engine": {"runner": runner, "record": False, **engine},
         }
     )
-
-
-def speed(one: dict[str, Any], clock: str = "cpu_seconds") -> float:
-    """Tokens a second."""
-    return float(one["tokens"]) / float(one[clock])
-
-
-def against(first: Worker, second: Worker, pairs: int) -> dict[str, Any]:
-    """Speed of ``first`` over ``second``, pass by pass, which of the two begins changing every time."""
-    first.run(), second.run()
-    a, b = [], []
-    for number in range(pairs):
-        for worker, seen in ((first, a), (second, b))[:: 1 if number % 2 else -1]:
-            seen.append(worker.run())
-    result: dict[str, Any] = ratio([speed(x) for x in a], [speed(x) for x in b])
-    result["clock"] = ratio([speed(x, "seconds") for x in a], [speed(x, "seconds") for x in b])
-    result |= {"tokens_per_s": speed(a[-1]), "same_texts": len({x["texts"] for x in a + b}) == 1}
-    result |= {name: [a[-1][name], b[-1][name]] for name in ("steps", "scheduled", "accepted")}
-    return result
 
 
 def overhead(worker: Worker, pairs: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from specgram_lab import capabilities, models, provenance
 from specgram_lab.builders import options
+from specgram_lab.drafters import registry
 from specgram_lab.fixes import report as fixes
 from specgram_lab.fixes.configuration import Configuration
 from specgram_lab.fixes.source import SourceError, installed, open_source
@@ -98,7 +99,11 @@ def drafter(method: Method) -> dict[str, str]:
         for side in get_args(Side)
     }
     if method in NEEDS_WEIGHTS and method != "draft_model":
-        found["weights"] = "none come with the lab; give a checkpoint as the drafter's model"
+        found["weights"] = (
+            f"{method}, trained for {Target().model}, comes with the lab; any other as the drafter's model"
+            if registry.is_trained(method)
+            else "none come with the lab; give a checkpoint as the drafter's model"
+        )
     return found
 
 

@@ -151,6 +151,7 @@ def test_what_a_grammar_invalid_draft_teaches_and_takes(scheduling, observed, by
     seen = budgets.verdicts(steps, proposals)
     assert seen["survival"].tolist() == pytest.approx([0.9, 0.45, 0.225, 0.045])
     assert seen["invalid"].tolist() == [False, True, True, True]
+    assert seen["judged"].tolist() == [True, True, False, False]  # by the target, by the grammar, by nobody
     taught = budgets.labels(seen).iloc[0]
     assert (taught["observed"], taught["refused"], taught["by_grammar"]) == (observed, by_grammar, by_grammar)
     took = budgets.wasted(steps).iloc[0]
@@ -162,7 +163,8 @@ def test_confidence_against_reality_counts_what_was_judged():
         {
             "confidence": [0.05, 0.91, 0.95, 0.99, 0.93],
             "accepted": [False, True, True, False, True],
-            "observed": [True, True, True, True, False],
+            "observed": [True, True, True, False, False],
+            "judged": [True, True, True, True, False],
         }
     )
     found = budgets.reliability(seen)
@@ -170,6 +172,21 @@ def test_confidence_against_reality_counts_what_was_judged():
     assert found["accepted"].tolist() == [0.0, pytest.approx(2 / 3)]
     assert (found["low"] <= found["accepted"]).all()
     assert (found["accepted"] <= found["high"]).all()
+
+
+def test_the_calibration_error_is_that_of_the_bins_at_each_position():
+    seen = pd.DataFrame(
+        {
+            "position": [0, 0, 0, 0, 1, 1],
+            "confidence": [0.15, 0.15, 0.85, 0.95, 0.5, 0.5],
+            "accepted": [False, True, True, True, True, False],
+            "judged": [True, True, True, True, True, False],
+        }
+    )
+    found = budgets.calibration(seen)
+    assert found["n"].tolist() == [4, 1]
+    assert found["expected_calibration_error"].tolist() == pytest.approx([(2 * 0.35 + 0.15 + 0.05) / 4, 0.5])
+    assert found["accepted"].tolist() == [0.75, 1.0]
 
 
 def test_tokens_can_be_made_dearer():

@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -28,9 +30,11 @@ from specgram_lab.drafters import (
     pairs,
     recipes,
     registry,
+    ties,
     train,
 )
 from specgram_lab.paths import DATA
+from specgram_lab.spec import parse_cell
 
 
 @pytest.fixture(scope="module")
@@ -380,3 +384,40 @@ def test_a_module_is_measured_inside_the_target_that_holds_it(
         made.input_proj.weight.add_(1.0)
     made.export(tmp_path / "mtp")
     assert pairs.parts("mtp")["target"] != pair["target"]
+
+
+def test_a_parting_of_two_greedy_texts_is_judged_by_the_targets_logits(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "text": "Name a colour."}\n{"id": "b", "text": "Count to three."}\n', encoding="utf-8")
+    workload = parse_cell({"workload": {"prompts": str(path)}}).workload
+
+    def requests(*answers: list[int]) -> pd.DataFrame:
+        return pd.DataFrame({"prompt_id": ["a", "b"], "repeat": 0, "token_ids": list(answers)})
+
+    own = requests([1000, 1001, 1002], [28, 29])
+    assert ties.partings(own, own) == []
+    assert ties.partings(own, requests([1000, 1001, 1002], [28, 30, 31])) == [ties.Parting("b", (28,), 29, 30)]
+    assert ties.partings(own, requests([1000, 1001], [28, 29])) == [ties.Parting("a", (1000, 1001), 1002, None)]
+    found = ties.compared(own, requests([1000, 1001], [28, 30, 31]), workload, features.TARGET)
+    assert {name: found[name] for name in ("requests", "differing")} == {"requests": 2, "differing": 2}
+    assert len(found["gaps"]) == 1  # where an answer has ended there are no two tokens
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = models.ensure(features.TARGET)
+    chat = [{"role": "user", "content": "Count to three."}]
+    ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        last = model(torch.tensor([[*ids, 28]])).logits[0, -1]
+    size = float(last[[29, 30]].abs().max())
+    wanted = float((last[29] - last[30]).abs()) / (2.0 ** (np.floor(np.log2(size)) - 7))
+    assert found["gaps"][0] == pytest.approx(wanted, rel=1e-2, abs=1e-2)
+    assert found["ties"] == (wanted <= ties.SPACINGS)
+
+
+def test_bf16_has_eight_significant_bits() -> None:
+    for size in (0.3, 1.0, 17.2, 40.0):
+        value = torch.tensor(size).bfloat16()
+        step = ties.spacing(float(value))
+        assert float(torch.nextafter(value, torch.tensor(1e9, dtype=torch.bfloat16)) - value) == step

@@ -29,15 +29,26 @@ def read(results: lab.Results) -> dict[str, pd.DataFrame]:
     return budget_tables.read([results.folder / "cells" / str(run_id) for run_id in results.runs["run_id"]])
 
 
-def cells(budgets: Sequence[dict[str, Any]], concurrencies: Sequence[int], **grid: Any) -> list[Any]:
+def cells(
+    budgets: Sequence[dict[str, Any]],
+    concurrencies: Sequence[int],
+    *,
+    workload: dict[str, Any],
+    engine: dict[str, Any] | None = None,
+    **grid: Any,
+) -> list[Any]:
     """`lab.grid` for each budget and concurrency; n-gram drafters get the patch ``av-ngram``."""
     found = []
     for concurrency in concurrencies:
         for budget in budgets:
             for drafter in grid["drafters"]:
                 ranked = ["av-ngram"] if drafter["method"] in ("ngram", "ngram_gpu") else []
-                asked = {**grid, "drafters": [drafter], "workload": {**grid["workload"], "concurrency": concurrency}}
-                found += lab.grid(**asked, runners=["v2"], engine={"budget": budget, "patches": ranked})
+                found += lab.grid(
+                    **{**grid, "drafters": [drafter]},
+                    workload={**workload, "concurrency": concurrency},
+                    runners=["v2"],
+                    engine={**(engine or {}), "budget": budget, "patches": ranked},
+                )
     return found
 
 
@@ -91,7 +102,8 @@ def verdicts(steps: pd.DataFrame, proposals: pd.DataFrame) -> pd.DataFrame:
     Returns:
         run_id, request_id, step (in which it was to be verified), position, confidence (given that those before it
         are accepted), feature, ``survival`` (the product up to here), ``observed`` (the target gave a verdict: it was
-        verified, and all before it accepted), ``accepted``, ``invalid`` (the grammar refuses it).
+        verified, and all before it accepted), ``judged`` (the target or, before it, the grammar gave one), ``accepted``,
+        ``invalid`` (the grammar refuses it).
     """
     steps = steps.sort_values([*_KEYS, "step"], ignore_index=True)
     steps["after"] = steps.groupby(_KEYS)["step"].shift(1)
@@ -106,19 +118,23 @@ def verdicts(steps: pd.DataFrame, proposals: pd.DataFrame) -> pd.DataFrame:
     long["survival"] = [float(np.prod(row[: p + 1])) for row, p in zip(long["confidences"], position, strict=True)]
     known = [row is not None and np.ndim(row) > 0 for row in long["features"]]
     long["feature"] = [row[p] if k else None for row, p, k in zip(long["features"], position, known, strict=True)]
-    long["observed"] = (position < long["verified"]) & (position <= long["accepted"])
+    reached = position <= long["accepted"]
+    long["observed"] = (position < long["verified"]) & reached
     long["accepted"] = position < long["accepted"]
     long["invalid"] = position >= long["grammar_valid"]
-    return long[[*_KEYS, "step", "position", "confidence", "feature", "survival", "observed", "accepted", "invalid"]]
+    long["judged"] = long["observed"] | (long["invalid"] & reached)
+    return long[
+        [*_KEYS, "step", "position", "confidence", "feature", "survival", "observed", "judged", "accepted", "invalid"]
+    ]
 
 
 def reliability(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
     """Confidence against reality: how often drafts of about the same confidence were accepted.
 
     ``seen``: `verdicts`. Returns ``bin`` (its middle), mean ``confidence``, ``accepted`` (fraction) with its Wilson
-    interval ``low``, ``high``, and ``n``; only tokens that the target judged count.
+    interval ``low``, ``high``, and ``n``; only tokens that the target or the grammar judged count.
     """
-    seen = seen[seen["observed"].astype(bool)]
+    seen = seen[seen["judged"].astype(bool)]
     place = np.minimum((seen["confidence"].astype(float) * bins).astype(int), bins - 1)
     rows = []
     for number, part in seen.groupby(place):
@@ -126,6 +142,22 @@ def reliability(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
         rows.append({
             "bin": (int(str(number)) + 0.5) / bins, "confidence": float(part["confidence"].mean()),
             "accepted": found.value, "low": found.low, "high": found.high, "n": len(part),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def calibration(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
+    """One row a draft position (from 0): ``n`` tokens judged, mean ``confidence``, ``accepted`` (fraction), and
+    ``expected_calibration_error``: over bins of equal width, how far the two are apart, weighed by the tokens in the
+    bin (Guo et al., 2017, equation 3).
+    """
+    rows = []
+    for position, part in seen[seen["judged"].astype(bool)].groupby("position"):
+        found = reliability(part, bins)
+        error = ((found["confidence"] - found["accepted"]).abs() * found["n"]).sum() / found["n"].sum()
+        rows.append({
+            "position": int(str(position)), "n": len(part), "confidence": float(part["confidence"].mean()),
+            "accepted": float(part["accepted"].mean()), "expected_calibration_error": float(error),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -9,10 +9,12 @@ from typing import Any
 import pandas as pd
 
 from specgram_lab import ledger, stats
-from specgram_lab.drafters import data, pairs, registry
+from specgram_lab.av import report as budgets
+from specgram_lab.av import tables as budget_tables
+from specgram_lab.drafters import data, pairs, registry, ties
 from specgram_lab.run import Ended, Progress, run_cells
 from specgram_lab.semantics import Counting
-from specgram_lab.spec import Cell, SpecError, parse_cell
+from specgram_lab.spec import Budget, Cell, SpecError, parse_cell
 
 KINDS: tuple[data.Kind, ...] = ("json_schema", "free")
 CONCURRENCY = 4
@@ -22,8 +24,12 @@ COUNTING: Counting = "rfc"
 
 
 def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> dict[data.Kind, Cell]:
-    """One cell for each kind of output; ``engine`` overrides its settings (runner v2, sync)."""
+    """One cell for each kind of output; ``engine`` overrides its settings (runner v2, sync).
+
+    A drafter that says how sure it is runs with adaptive verification of all drafts, which records its confidences.
+    """
     pair = pairs.parts(name)
+    sure = {"budget": {"policy": "all"}} if pair["drafter"]["method"] == "dspark" else {}
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[data.Kind, Cell] = {}
     for chunk in data.chunks(rounds=0):
@@ -38,7 +44,7 @@ def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> d
                     "max_tokens": data.MAX_TOKENS,
                     "concurrency": CONCURRENCY,
                 },
-                "engine": {"runner": "v2", **engine},
+                "engine": {"runner": "v2", **sure, **engine},
                 "limits": {"timeout_s": 7200.0},
             }
         )
@@ -48,11 +54,41 @@ def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> d
 def evaluate(
     name: str, folder: Path, limit: int | None = None, progress: Progress | None = None, ended: Ended | None = None
 ) -> dict[str, Any]:
-    """Run the held-out prompts and say what came out, by kind; finished cells are read, not run again."""
+    """Run the held-out prompts and say what came out, by kind; finished cells are read, not run again.
+
+    The same prompts run without a drafter too, once for all drafters, and the texts are held against each other.
+    """
     made = cells(name, folder / "prompts", limit)
+    alone = {kind: parse_cell(_alone(cell)) for kind, cell in made.items()}
     work = [(cell, folder / f"{name}-{kind}") for kind, cell in made.items()]
-    rows = run_cells(work, progress, ended)
-    return {kind: measured(ledger.read_run(path), row) for kind, (_, path), row in zip(made, work, rows, strict=True)}
+    own = [(cell, folder / f"none-{kind}") for kind, cell in alone.items()]
+    rows = run_cells([*work, *own], progress, ended)
+    results: dict[str, Any] = {}
+    for number, (kind, cell) in enumerate(made.items()):
+        tables = ledger.read_run(work[number][1])
+        results[kind] = measured(tables, rows[number])
+        if cell.engine.budget.policy != "off" and results[kind]["outcome"] == "ok":
+            results[kind]["confidence"] = _confidence(tables["steps"], work[number][1])
+        if results[kind]["outcome"] == rows[len(work) + number]["outcome"] == "ok":
+            texts = ledger.read_run(own[number][1])["requests"]
+            results[kind]["own_text"] = ties.compared(texts, tables["requests"], cell.workload, pairs.TARGET)
+    return results
+
+
+def _confidence(steps: pd.DataFrame, path: Path) -> list[dict[str, Any]]:
+    """How far the drafter's confidences are from what came true, position by position."""
+    seen = budgets.verdicts(steps, budget_tables.read([path])["av_proposals"])
+    return [
+        {str(key): _round(value) for key, value in row.items()} for row in budgets.calibration(seen).to_dict("records")
+    ]
+
+
+def _alone(cell: Cell) -> dict[str, Any]:
+    """The cell without its drafter, on the plain target."""
+    engine = cell.engine.model_copy(update={"budget": Budget()})
+    return cell.model_dump(mode="json") | {
+        "target": {"model": pairs.TARGET}, "drafter": {"method": "none"}, "engine": engine.model_dump(mode="json"),
+    }  # fmt: skip
 
 
 def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, Any]:
@@ -89,7 +125,10 @@ def _round(value: Any) -> float | None:
 
 def to_text(results: dict[str, dict[str, Any]]) -> str:
     """A line a drafter and kind."""
-    lines = [f"{'drafter':<12} {'kind':<12} {'length':>7}  {'95 % interval':<16} {'invalid':>8}  accepted at position"]
+    lines = [
+        f"{'drafter':<12} {'kind':<12} {'length':>7}  {'95 % interval':<16} {'invalid':>8}  {'own text':<22} "
+        "accepted at position"
+    ]
     for name, kinds in results.items():
         for kind, one in kinds.items():
             if one["outcome"] != "ok":
@@ -98,8 +137,19 @@ def to_text(results: dict[str, dict[str, Any]]) -> str:
             low, high = one["interval"]
             shares = " ".join(f"{share:.2f}" for share in one["per_position"])
             length, invalid = one["mean_acceptance_length"], one["grammar_invalid_share"]
-            lines.append(f"{name:<12} {kind:<12} {length:>7.3f}  {low:.3f} to {high:.3f}   {invalid:>8.3f}  {shares}")
+            lines.append(
+                f"{name:<12} {kind:<12} {length:>7.3f}  {low:.3f} to {high:.3f}   {invalid:>8.3f}  "
+                f"{_own_text(one.get('own_text')):<22} {shares}"
+            )
     return "\n".join(lines)
+
+
+def _own_text(found: dict[str, Any] | None) -> str:
+    """How many requests have the target's own text, and what the others are."""
+    if found is None:
+        return "not compared"
+    same, apart = found["requests"] - found["differing"], found["differing"]
+    return f"{same} of {found['requests']}" + (f", {found['ties']} of {apart} ties" if apart else "")
 
 
 def chosen(names: Sequence[str]) -> list[str]:
