@@ -102,8 +102,8 @@ def verdicts(steps: pd.DataFrame, proposals: pd.DataFrame) -> pd.DataFrame:
     Returns:
         run_id, request_id, step (in which it was to be verified), position, confidence (given that those before it
         are accepted), feature, ``survival`` (the product up to here), ``observed`` (the target gave a verdict: it was
-        verified, and all before it accepted), ``judged`` (the target or, before it, the grammar gave one), ``accepted``,
-        ``invalid`` (the grammar refuses it).
+        verified, and all before it accepted), ``judged`` (the target or, before it, the grammar gave one),
+        ``accepted``, ``invalid`` (the grammar refuses it).
     """
     steps = steps.sort_values([*_KEYS, "step"], ignore_index=True)
     steps["after"] = steps.groupby(_KEYS)["step"].shift(1)
