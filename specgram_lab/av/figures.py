@@ -38,6 +38,24 @@ def reliability(frame: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
+def calibration(found: Mapping[str, Sequence[Mapping[str, Any]]], figure: Figure) -> Figure:
+    """`reliability` of each position in columns, of each kind of output in rows, the calibration error above.
+
+    ``found``: by kind, what `specgram_lab.drafters.evaluate` says of a drafter's ``confidence``.
+    """
+    columns = max(map(len, found.values()))
+    axes = figure.subplots(len(found), columns, sharex=True, sharey=True, squeeze=False)
+    for row, (kind, positions) in zip(axes, found.items(), strict=True):
+        for ax, one in zip(row, positions, strict=False):
+            reliability(pd.DataFrame(one["bins"]), ax)
+            error, n = one["expected_calibration_error"], int(one["n"])
+            ax.set_title(f"{kind}, position {int(one['position']) + 1}\nerror {error:.3f}, n = {n}", fontsize=6)
+            ax.set(xlabel="", ylabel="")
+    figure.supxlabel("confidence", fontsize=7)
+    figure.supylabel("accepted, of those judged", fontsize=7)
+    return figure
+
+
 def landing(frame: pd.DataFrame, ax: Axes, title: str) -> Axes:
     """How often each share of the scheduled drafts was the best budget: ``frame`` as `landing`, a line a group."""
     for number, (key, part) in enumerate(frame.groupby(["drafter", "grammar", "concurrency"])):

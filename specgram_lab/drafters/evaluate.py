@@ -78,9 +78,10 @@ def evaluate(
 def _confidence(steps: pd.DataFrame, path: Path) -> list[dict[str, Any]]:
     """How far the drafter's confidences are from what came true, position by position."""
     seen = budgets.verdicts(steps, budget_tables.read([path])["av_proposals"])
-    return [
-        {str(key): _round(value) for key, value in row.items()} for row in budgets.calibration(seen).to_dict("records")
-    ]
+    positions = _rounded(budgets.calibration(seen))
+    for row in positions:
+        row["bins"] = _rounded(budgets.reliability(seen[seen["position"] == row["position"]]))
+    return positions
 
 
 def _alone(cell: Cell) -> dict[str, Any]:
@@ -117,6 +118,10 @@ def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, 
 
 def _column(positions: pd.DataFrame, definition: str) -> list[float | None]:
     return [_round(v) for v in positions.loc[positions["definition"] == definition, "value"]]
+
+
+def _rounded(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): _round(value) for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _round(value: Any) -> float | None:
