@@ -18,6 +18,7 @@ from scipy import stats
 
 from specgram_lab import models
 from specgram_lab.builders import options
+from specgram_lab.drafters import registry
 from specgram_lab.handover import PARENT
 from specgram_lab.spec import Cell
 
@@ -27,6 +28,8 @@ class Worker:
 
     def __init__(self, cell: Cell, patches: dict[str, dict[str, Any]] | None = None) -> None:
         models.ensure(cell.target.model)
+        if registry.is_trained(str(cell.drafter.model)):
+            models.ensure(str(cell.drafter.model))
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name) / "cell.json"
         path.write_text(json.dumps(cell.model_dump(mode="json")), encoding="utf-8")

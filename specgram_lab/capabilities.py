@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specgram_lab import models
+from specgram_lab.drafters import registry
 from specgram_lab.spec import Cell
 
 ASYNC_METHODS = frozenset(
@@ -138,7 +139,9 @@ def _weights(cell: Cell) -> str | None:
     name = cell.drafter.model
     if name == "target" and cell.drafter.method not in ("draft_model", "mtp"):
         return f"drafter {cell.drafter.method} needs weights of its own; the target is none"
-    if name is None or name == "target" or models.is_ready(name) or device(cell) == "cuda":
+    if name is None or name == "target" or device(cell) == "cuda":
+        return None
+    if registry.is_trained(name) or models.is_ready(name):
         return None
     return f"drafter {cell.drafter.method}: no weights in {models.model_dir(name)}"
 

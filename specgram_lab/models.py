@@ -53,9 +53,16 @@ def sha256(path: Path) -> str:
 
 
 def model_dir(name: str) -> Path:
-    """The folder of a named target (present or not), trained drafter or cached hub model, or the path ``name`` is."""
+    """The folder of a named target (present or not), trained drafter or cached hub model, or the path ``name`` is.
+
+    A trained drafter that lacks what the target has of it is one checkpoint with it: with the target's table for a
+    draft model, inside the target for a multi-token-prediction module.
+    """
     if registry.is_trained(name):
-        return registry.folder(name)
+        module = registry.folder(name)
+        if name not in registry.COMPOSED:
+            return module
+        return cache_dir() / "models" / f"{name}-{sha256(module / 'model.safetensors')[:12]}"
     if name in PACKAGED:
         return cache_dir() / "models" / name
     cached = hub.snapshot(name) if hub.is_name(name) else None
@@ -81,11 +88,14 @@ def ensure(name: str) -> Path:
     """The target's folder, fetched and converted if need be. Safe to interrupt, and to run twice at once.
 
     Raises:
-        ModelError: the package or hub model cannot be had, or its file is not the one that is expected.
+        ModelError: the package or hub model cannot be had, its file is not the one that is expected, or a drafter
+            could not be put together with its target.
     """
     folder = model_dir(name)
     if is_ready(name):
         return folder
+    if registry.is_trained(name):
+        return compose(registry.folder(name), folder)
     if name not in PACKAGED and hub.is_name(name):
         try:
             return hub.download(name)
@@ -112,6 +122,22 @@ def ensure(name: str) -> Path:
         }
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         if not is_ready(name):
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
+    return folder
+
+
+def compose(module: Path, folder: Path) -> Path:
+    """Write a drafter's ``module`` with what it lacks of its target to ``folder``."""
+    target = ensure(json.loads((module / "config.json").read_text(encoding="utf-8"))["target"])
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{folder.name}-") as tmp:
+        made = Path(tmp) / "made"
+        command = [sys.executable, "-m", "specgram_lab.drafters.compose", str(target), str(module), str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise ModelError(f"{module.name} could not be put together with {target.name}: {reason}")
+        if not (folder / "config.json").is_file():
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
     return folder

@@ -26,6 +26,7 @@ import psutil
 
 from specgram_lab import builds, capabilities, grammars, ledger, models, semantics, workloads
 from specgram_lab.builders import options
+from specgram_lab.drafters import registry
 from specgram_lab.handover import BEGUN, CELL, CHILD, PARENT, PROGRESS, write_json
 from specgram_lab.paths import DataNotFoundError, data_file
 from specgram_lab.spec import Cell, SpecError
@@ -165,6 +166,8 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
     else:
         try:
             models.ensure(cell.target.model)
+            if registry.is_trained(str(cell.drafter.model)):
+                models.ensure(str(cell.drafter.model))
             if cell.workload.scenario is None:
                 workloads.load(cell.workload)
         except (models.ModelError, DataNotFoundError, SpecError) as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -149,7 +148,3 @@ def make(sequences: Sequence[features.Sequence], embedding: Tensor) -> Mtp:
     unit = spread(sequences)[-SHAPE.hidden :]
     made.begin_as_target(target_norm(models.ensure(features.TARGET)), unit)
     return made
-
-
-if __name__ == "__main__":  # python -m specgram_lab.drafters.mtp TARGET MODULE OUT
-    carry(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

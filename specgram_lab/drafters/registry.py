@@ -10,6 +10,8 @@ from specgram_lab.paths import DATA
 
 NAMES = ("draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark")
 CARD = "card.json"
+COMPOSED = frozenset({"draft_model", "mtp"})
+"""Drafters whose folder holds what was trained alone: the target's share is added in the cache folder."""
 
 
 def folder(name: str) -> Path:
