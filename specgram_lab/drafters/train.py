@@ -103,7 +103,7 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
             "source": f"the target's own answers to prompts of {bfcl.REQUIREMENT} and data/drafters/templates.json",
             "licence": f"{bfcl.LICENCE}; the templates are the lab's own, Apache-2.0; the target is Apache-2.0",
             "seed": data.SEED,
-            "chunks": sorted({s.name for s in sequences}),
+            "made_by": f"specgram drafters data --rounds {rounds(sequences)}",
             "sequences": len(sequences),
             "answer_tokens": sum(len(s) - s.prompt for s in sequences),
         },
@@ -129,6 +129,12 @@ def chosen(state: Path, sequences: list[features.Sequence]) -> list[features.Seq
         path.write_text(json.dumps(sorted({s.name for s in sequences})), encoding="utf-8")
     names = set(json.loads(path.read_text(encoding="utf-8")))
     return [s for s in sequences if s.name in names]
+
+
+def rounds(sequences: Sequence[features.Sequence]) -> int:
+    """How many rounds of `data.chunks` hold the sequences' chunks."""
+    names = {s.name for s in sequences}
+    return next(n for n in range(data.ROUNDS + 1) if names <= {chunk.name for chunk in data.chunks(n)})
 
 
 def schedule(step: int, plan: recipes.Plan) -> float:
