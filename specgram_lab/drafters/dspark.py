@@ -105,7 +105,8 @@ class DSpark(block.BlockDrafter):
         found = []
         for begin in range(0, len(sequences), size):
             batch = batches.collate(sequences[begin : begin + size], self.vocabulary, with_aux=True)
-            hidden, before, good, valid = self.all_anchors(batch)
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden, before, good, valid = self.all_anchors(batch)
             reached = valid & functional.pad(good.int().cumprod(-1), (1, 0), value=1)[..., :-1].bool()
             joined = torch.cat((hidden.float(), self.markov_head.markov_w1(before)), -1)
             places = torch.arange(self.plan.k).expand(good.shape)
