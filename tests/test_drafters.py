@@ -85,17 +85,21 @@ def test_small_schema_translates_types_and_closes_the_object() -> None:
     assert bfcl.small_schema({"properties": {}}) is None
 
 
-def sequence(kind: data.Kind = "free", length: int = 12, prompt: int = 4, seed: int = 0) -> features.Sequence:
+def sequence(
+    kind: data.Kind = "free", length: int = 12, prompt: int = 4, seed: int = 0, greedy: bool = False
+) -> features.Sequence:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(20, 40, (length,), generator=generator)
     rows = length - prompt + 1
     ids = torch.stack([torch.randperm(30, generator=generator)[:4] + 20 for _ in range(rows)])
+    if greedy:
+        tokens[prompt:] = ids[:-1, 0]
     logprobs = torch.log(torch.tensor([0.6, 0.2, 0.1, 0.1])).expand(rows, 4)
     known = torch.ones(rows, dtype=torch.bool)
     if kind != "free":
         known[-2:] = False
     aux = torch.randn(length, 3 * 576, generator=generator)
-    return features.Sequence("test", kind, tokens, prompt, aux, ids, logprobs, known)
+    return features.Sequence("test", "group", kind, tokens, prompt, aux, ids, logprobs, known)
 
 
 def test_labels_are_the_targets_greedy_token_and_its_distribution() -> None:
@@ -223,15 +227,31 @@ def test_convolutions_are_vllms() -> None:
             torch.testing.assert_close(made.apply(x, kernel[..., side, :, :]).flatten(0, 1), theirs)
 
 
+def test_an_engine_anchors_where_its_last_draft_ended() -> None:
+    good = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 1], [1, 0], [1, 1], [0, 1]], dtype=torch.bool)
+    assert recipes.walked(good, [4, 3]).tolist() == [True, False, False, True, True, False, True]
+
+
+def test_a_recipe_sets_whole_groups_of_prompts_aside(chunks: list[data.Chunk]) -> None:
+    groups = {prompt.group for chunk in chunks if chunk.split == "train" for prompt in chunk.prompts}
+    aside = {group for group in groups if train.is_aside(group, dspark.PLAN)}
+    assert 0.07 < len(aside) / len(groups) < 0.13
+    assert not any(train.is_aside(group, dflash.PLAN) for group in groups)
+
+
 def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Tensor) -> None:
     trainee = small(embedding, "dspark")
     assert isinstance(trainee, dspark.DSpark)
-    pool = [sequence(seed=seed, length=40) for seed in range(6)]
+    pool = [sequence(seed=seed, length=40, greedy=True) for seed in range(6)]
+    sampled = sequence(seed=9, length=40)
+    assert pool[0].greedy
+    assert not sampled.greedy
     before = trainee.report(pool)["calibration"]
-    trainee.finish(pool)
+    trainee.finish([*pool, sampled])
     after = trainee.report(pool)["calibration"]
     assert [row["n"] for row in after] == [row["n"] for row in before]
-    assert after[0]["n"] == sum(len(s) - s.prompt - 1 for s in pool)
+    anchors = sum(len(s) - s.prompt - 1 for s in pool)
+    assert 0.8 * anchors < after[0]["n"] <= anchors
     assert all(one["n"] >= two["n"] for one, two in itertools.pairwise(after))
     assert after[0]["expected_calibration_error"] < 0.1 < before[0]["expected_calibration_error"]
 

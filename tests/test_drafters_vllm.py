@@ -18,6 +18,7 @@ from specgram_lab.drafters import (
     draft_model,
     dspark,
     eagle3,
+    evaluate,
     features,
     mtp,
     recipes,
@@ -202,3 +203,19 @@ def test_answers_come_with_the_states_and_tokens_of_a_forward_pass(
         theirs_top = given.logits[0, one.prompt - 1 : -1].float().log_softmax(-1).gather(-1, one.top_ids[:rows])
         if one.kind == "free":
             assert (theirs_top[:, :3].exp() - one.top_logprobs[:rows, :3].exp()).abs().mean() < 0.02
+
+
+@pytest.mark.engine
+def test_a_trained_drafter_is_measured_on_an_engine(tmp_path: Path) -> None:
+    found = evaluate.evaluate("dspark", tmp_path, limit=6)
+    assert set(found) == {"json_schema", "free"}
+    for one in found.values():
+        assert one["outcome"] == "ok"
+        assert one["mean_acceptance_length"] > 1.4  # 1.75 and 2.08 on all of the prompts
+        assert len(one["per_position"]) == 5
+        assert one["own_text"]["requests"] == 6
+        assert one["own_text"]["differing"] == one["own_text"]["ties"]
+        assert one["confidence"][0]["n"] == sum(b["n"] for b in one["confidence"][0]["bins"]) > 50
+        assert one["confidence"][0]["expected_calibration_error"] < 0.5
+    again = evaluate.to_text({"dspark": found}).splitlines()
+    assert [line.split()[:2] for line in again[1:]] == [["dspark", kind] for kind in found]

@@ -100,13 +100,15 @@ class DSpark(block.BlockDrafter):
         return drafts + CONFIDENCE * (sure * reached).sum() / reached.sum().clamp(min=1)
 
     def _reached(self, sequences: Sequence[features.Sequence], size: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-        """Over all drafts whose predecessors were right: what the confidence head reads, whether the draft is right,
-        its position from 0."""
+        """Over the drafts of an engine's steps whose predecessors were right: what the confidence head reads, whether
+        the draft is right, its position from 0."""
         found = []
         for begin in range(0, len(sequences), size):
             batch = batches.collate(sequences[begin : begin + size], self.vocabulary, with_aux=True)
             with torch.autocast("cpu", torch.bfloat16):
                 hidden, before, good, valid = self.all_anchors(batch)
+            steps = recipes.walked(good & valid, recipes.anchor_mask(batch).sum(-1).tolist())
+            hidden, before, good, valid = hidden[steps], before[steps], good[steps], valid[steps]
             reached = valid & functional.pad(good.int().cumprod(-1), (1, 0), value=1)[..., :-1].bool()
             joined = torch.cat((hidden.float(), self.markov_head.markov_w1(before)), -1)
             places = torch.arange(self.plan.k).expand(good.shape)
@@ -115,10 +117,10 @@ class DSpark(block.BlockDrafter):
         return read, good, positions
 
     def finish(self, sequences: Sequence[features.Sequence]) -> None:
-        """Fit the confidence head anew on sequences that the drafts were not trained on: on the others it would learn
-        how well the drafter knows them by heart."""
+        """Fit the confidence head anew on greedy answers that the drafts were not trained on, at an engine's steps: on
+        the others it would learn how well the drafter knows them by heart, and at every token how easy most are."""
         with torch.inference_mode():
-            read, good, _ = self._reached(sequences)
+            read, good, _ = self._reached([s for s in sequences if s.greedy])
         read, good = read.clone(), good.clone().float()
         head = self.confidence_head.proj
         start = head.weight.detach().clone()

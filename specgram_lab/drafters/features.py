@@ -23,13 +23,14 @@ FLOOR = -50.0
 
 @dataclass
 class Sequence:
-    """One prompt with its answer: ``tokens`` and ``aux`` have one row a token.
+    """One prompt of the chunk ``name`` with its answer: ``tokens`` and ``aux`` have one row a token.
 
     ``top_ids`` and ``top_logprobs`` have one row a token of the answer and one for what would follow: row i is about
     the token at ``prompt + i``, under the answer's grammar. ``known`` is false for rows behind the grammar's end.
     """
 
     name: str
+    group: str
     kind: data.Kind
     tokens: Tensor
     prompt: int
@@ -40,6 +41,13 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the answer is the one of temperature 0."""
+        rows = len(self) - self.prompt
+        same = self.tokens[self.prompt :] == self.top_ids[:rows, 0]
+        return bool((same | ~self.known[:rows]).all())
 
 
 def tapped(aux: Tensor, layers: tuple[int, ...]) -> Tensor:
@@ -70,10 +78,11 @@ def sequences(split: data.Split, with_aux: bool = True) -> Iterator[Sequence]:
         with safe_open(path, "pt") as opened:  # mapped, not read
             stored = {key: opened.get_tensor(key) for key in opened.keys() if with_aux or key != "aux"}  # noqa: SIM118
         begin, top = 0, 0
-        for prompt, length in zip(stored["prompts"].tolist(), stored["lengths"].tolist(), strict=True):
+        sizes = zip(stored["prompts"].tolist(), stored["lengths"].tolist(), strict=True)
+        for written, (prompt, length) in zip(chunk.prompts, sizes, strict=True):
             end, top_end = begin + length, top + length - prompt + 1
             yield Sequence(
-                chunk.name, chunk.kind, stored["tokens"][begin:end].long(), prompt,
+                chunk.name, written.group, chunk.kind, stored["tokens"][begin:end].long(), prompt,
                 stored["aux"][begin:end] if with_aux else torch.empty(length, 0),
                 stored["top_ids"][top:top_end].long(), stored["top_logprobs"][top:top_end].float(),
                 stored["known"][top:top_end],

@@ -31,7 +31,7 @@ class Plan:
     warmup: int = 100
     weight_decay: float = 0.01
     set_aside: int = 0
-    """Every so many-th sequence is not trained on; `Trainee.finish` sees those. 0: none."""
+    """One of so many groups of prompts is not trained on; `Trainee.finish` sees those. 0: none."""
     seed: int = 7
 
 
@@ -87,22 +87,39 @@ def anchor_mask(batch: batches.Batch) -> Tensor:
     return (places >= batch.prompts[:, None]) & (places < batch.lengths[:, None] - 1)
 
 
+def walked(good: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Which anchors an engine comes by: the first of each sequence, then always the one behind what was accepted.
+
+    Not every token is an anchor: an engine drafts where its last draft ended, which is where drafting is hard.
+
+    Args:
+        good: (anchors, k), whether draft i of an anchor is right; sequence after sequence.
+        sizes: anchors of each.
+    """
+    accepted = good.int().cumprod(-1).sum(-1).tolist()
+    chosen = torch.zeros(len(good), dtype=torch.bool)
+    begin = 0
+    for size in sizes:
+        place = begin
+        while place < begin + size:
+            chosen[place] = True
+            place += accepted[place] + 1
+        begin += size
+    return chosen
+
+
 @torch.inference_mode()
 def acceptance(trainee: Trainee, sequences: Sequence[features.Sequence], size: int = 4) -> dict[str, list[float]]:
-    """Mean acceptance length, then the share accepted at each position among all anchors, by kind of grammar.
-
-    Each token of the answers is an anchor once; an engine anchors only where its last draft ended.
-    """
+    """Mean acceptance length, then the share accepted at each position, by kind of grammar, at an engine's steps."""
     found: dict[str, list[float]] = {}
     for kind in sorted({s.kind for s in sequences}):
         chosen = [s for s in sequences if s.kind == kind]
-        flags, exist = [], []
+        steps = []
         for begin in range(0, len(chosen), size):
             batch = batches.collate(chosen[begin : begin + size], trainee.vocabulary, trainee.plan.with_aux)
             with torch.autocast("cpu", torch.bfloat16):  # as an engine computes, and a third of the time
                 right, there = trainee.right(batch)
-            flags.append(right & there)
-            exist.append(there)
-        accepted = torch.cat(flags).int().cumprod(-1).float()
+            steps.append((right & there)[walked(right & there, anchor_mask(batch).sum(-1).tolist())])
+        accepted = torch.cat(steps).int().cumprod(-1).float()
         found[kind] = [1 + float(accepted.sum(-1).mean()), *accepted.mean(0).tolist()]
     return found
