@@ -22,12 +22,11 @@ from specgram_lab.spec import Cell, parse_cell
 
 
 def cells(name: str, folder: Path, prompts: int, max_tokens: int) -> tuple[Cell, Cell]:
-    """With the drafter and without one."""
-    made = evaluate.cells(name, folder, prompts, record=False, budget={"policy": "off"})["json_schema"].model_dump(
-        mode="json"
-    )
-    made["workload"] |= {"concurrency": 1, "max_tokens": max_tokens}
-    return parse_cell(made), parse_cell(made | {"drafter": {"method": "none"}})
+    """With the drafter and without one, on the same target."""
+    asked = evaluate.cells(name, folder, prompts, record=False, budget={"policy": "off"})["json_schema"]
+    workload = asked.workload.model_copy(update={"concurrency": 1, "max_tokens": max_tokens})
+    drafted = parse_cell(asked.model_dump(mode="json") | {"workload": workload.model_dump(mode="json")})
+    return drafted, evaluate.without(drafted)
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ from scipy import stats
 
 from specgram_lab import models
 from specgram_lab.builders import options
-from specgram_lab.drafters import registry
 from specgram_lab.handover import PARENT
 from specgram_lab.spec import Cell
 
@@ -27,9 +26,7 @@ class Worker:
     """One engine in a process of its own; a context manager that ends it."""
 
     def __init__(self, cell: Cell, patches: dict[str, dict[str, Any]] | None = None) -> None:
-        models.ensure(cell.target.model)
-        if registry.is_trained(str(cell.drafter.model)):
-            models.ensure(str(cell.drafter.model))
+        models.ensure_all(cell.target.model, cell.drafter.model)
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name) / "cell.json"
         path.write_text(json.dumps(cell.model_dump(mode="json")), encoding="utf-8")

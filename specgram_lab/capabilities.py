@@ -139,9 +139,12 @@ def _weights(cell: Cell) -> str | None:
     name = cell.drafter.model
     if name == "target" and cell.drafter.method not in ("draft_model", "mtp"):
         return f"drafter {cell.drafter.method} needs weights of its own; the target is none"
-    if name is None or name == "target" or device(cell) == "cuda":
+    if name is None or name == "target":
         return None
-    if registry.is_trained(name) or models.is_ready(name):
+    if registry.is_trained(name):
+        method = registry.card(registry.folder(name))["method"]
+        return None if method == cell.drafter.method else f"{name} is a drafter for {method}, not {cell.drafter.method}"
+    if models.is_ready(name) or device(cell) == "cuda":
         return None
     return f"drafter {cell.drafter.method}: no weights in {models.model_dir(name)}"
 

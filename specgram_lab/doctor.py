@@ -99,11 +99,10 @@ def drafter(method: Method) -> dict[str, str]:
         for side in get_args(Side)
     }
     if method in NEEDS_WEIGHTS and method != "draft_model":
-        found["weights"] = (
-            f"{method}, trained for {Target().model}, comes with the lab; any other as the drafter's model"
-            if registry.is_trained(method)
-            else "none come with the lab; give a checkpoint as the drafter's model"
-        )
+        found["weights"] = "none come with the lab; give a checkpoint as the drafter's model"
+        if registry.is_trained(method):
+            place = "target's" if method == "mtp" else "drafter's"
+            found["weights"] = f"trained for {Target().model}: {method} as the {place} model; or a checkpoint of yours"
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -62,7 +63,7 @@ def model_dir(name: str) -> Path:
         module = registry.folder(name)
         if name not in registry.COMPOSED:
             return module
-        return cache_dir() / "models" / f"{name}-{sha256(module / 'model.safetensors')[:12]}"
+        return cache_dir() / "models" / f"{name}-{sha256(module / registry.WEIGHTS)[:12]}"
     if name in PACKAGED:
         return cache_dir() / "models" / name
     cached = hub.snapshot(name) if hub.is_name(name) else None
@@ -127,6 +128,13 @@ def ensure(name: str) -> Path:
     return folder
 
 
+def ensure_all(target: str, drafter: str | None) -> None:
+    """`ensure` the target and, if it is one of the lab's own, the drafter."""
+    ensure(target)
+    if drafter is not None and registry.is_trained(drafter):
+        ensure(drafter)
+
+
 def compose(module: Path, folder: Path) -> Path:
     """Write a drafter's ``module`` with what it lacks of its target to ``folder``."""
     target = ensure(json.loads((module / "config.json").read_text(encoding="utf-8"))["target"])
@@ -137,9 +145,10 @@ def compose(module: Path, folder: Path) -> Path:
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise ModelError(f"{module.name} could not be put together with {target.name}: {reason}")
-        if not (folder / "config.json").is_file():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was faster: what it wrote is the same
             made.rename(folder)
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} stands there and is no checkpoint; delete it")
     return folder
 
 

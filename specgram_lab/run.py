@@ -146,8 +146,12 @@ def is_done(cell: Cell, folder: Path) -> bool:
 
 
 def inputs(cell: Cell) -> dict[str, str]:
-    """What a cell's id does not name: the content of its prompts or scenario (SHA-256), and the interpreter."""
+    """What a cell's id does not name: the content of its prompts or scenario and the weights of a trained drafter
+    (SHA-256), and the interpreter."""
     found = {"python": cell.engine.python} if cell.engine.python else {}
+    for kind, name in (("target", cell.target.model), ("drafter", cell.drafter.model)):
+        if name is not None and registry.is_trained(name):
+            found[kind] = models.sha256(registry.folder(name) / registry.WEIGHTS)[:16]
     for kind, name in (("prompts", cell.workload.prompts), ("scenarios", cell.workload.scenario)):
         if name is not None:
             with contextlib.suppress(DataNotFoundError):
@@ -165,9 +169,7 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
         row = requested(cell)  # it compiles the grammar itself, with a tokenizer that is not known here
     else:
         try:
-            models.ensure(cell.target.model)
-            if registry.is_trained(str(cell.drafter.model)):
-                models.ensure(str(cell.drafter.model))
+            models.ensure_all(cell.target.model, cell.drafter.model)
             if cell.workload.scenario is None:
                 workloads.load(cell.workload)
         except (models.ModelError, DataNotFoundError, SpecError) as error:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specgram_lab import models, workloads
+from specgram_lab import capabilities, models, run, workloads
 from specgram_lab.drafters import (
     batches,
     bfcl,
@@ -183,10 +183,12 @@ def test_training_goes_on_where_it_was(embedding: torch.Tensor, tmp_path: Path) 
     first = small(embedding, "dspark")
     own = first.optimisers()
     step(first, own)
-    train.save(tmp_path, first, own, 1, 2.5)
+    train.save(tmp_path, first, own, 1, 2.5, "this one")
     again = small(embedding, "dspark")
     others = again.optimisers()
-    assert train.load(tmp_path, again, others) == (1, 2.5)
+    with pytest.raises(SystemExit, match="another recipe"):
+        train.load(tmp_path, again, others, "that one")
+    assert train.load(tmp_path, again, others, "this one") == (1, 2.5)
     for one, two in zip(step(first, own), step(again, others), strict=True):
         torch.testing.assert_close(one, two, rtol=0.0, atol=0.0)
 
@@ -273,7 +275,7 @@ def test_the_loss_at_a_head_is_cross_entropy_and_so_are_its_gradients() -> None:
     wanted = (each * importance).sum()
     found, best = heads.cross_entropy(states, fixed, learned, offsets, ids, weights, importance)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0.0)
-    assert (best == logits.argmax(-1)).float().mean() > 0.98
+    assert (best == (logits - offsets).argmax(-1)).float().mean() > 0.98
     for ours, theirs in zip(
         torch.autograd.grad(3 * found, (states, learned)),
         torch.autograd.grad(3 * wanted, (states, learned)),
@@ -408,6 +410,26 @@ def test_a_module_is_measured_inside_the_target_that_holds_it(
         made.input_proj.weight.add_(1.0)
     made.export(tmp_path / "mtp")
     assert models.model_dir("mtp") != folder
+
+
+def test_a_finished_run_is_that_of_the_drafters_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "folder", lambda name: tmp_path / name)
+    (tmp_path / "eagle3").mkdir()
+    (tmp_path / "eagle3" / registry.WEIGHTS).write_bytes(b"one")
+    drafter = {"method": "eagle3", "model": "eagle3", "k": 3}
+    cell = parse_cell({"drafter": drafter, "workload": {"inline": ["x"]}})
+    assert run.inputs(cell) == {}  # without a card there is no such drafter
+    registry.write_card(tmp_path / "eagle3", {"method": "eagle3"})
+    before = run.inputs(cell)
+    (tmp_path / "eagle3" / registry.WEIGHTS).write_bytes(b"two")
+    assert set(before) == set(run.inputs(cell)) == {"drafter"}
+    assert before != run.inputs(cell)
+
+
+def test_a_drafter_of_another_method_is_refused() -> None:
+    drafter = {"method": "eagle3", "model": "dspark", "k": 3}
+    cell = parse_cell({"drafter": drafter, "workload": {"inline": ["x"]}, "engine": {"runner": "v2"}})
+    assert capabilities.refusal(cell) == "dspark is a drafter for dspark, not eagle3"
 
 
 def test_a_parting_of_two_greedy_texts_is_judged_by_the_targets_logits(tmp_path: Path) -> None:

@@ -47,14 +47,6 @@ class Vocabulary:
     to_draft: Tensor
 
     @classmethod
-    def seen(cls, sequences: Sequence[features.Sequence], whole: int) -> Vocabulary:
-        """The tokens that the sequences hold, out of ``whole``."""
-        there = torch.zeros(whole, dtype=torch.bool)
-        for sequence in sequences:
-            there[sequence.tokens] = True
-        return cls.of(there.nonzero().flatten(), whole)
-
-    @classmethod
     def frequent(cls, sequences: Sequence[features.Sequence], whole: int, most: int = FREQUENT) -> Vocabulary:
         """The tokens that greedy decoding takes most often in the sequences' answers, at most ``most``."""
         counts = torch.zeros(whole, dtype=torch.long)

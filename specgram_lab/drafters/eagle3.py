@@ -19,13 +19,11 @@ from torch.nn import functional
 
 from specgram_lab import models
 from specgram_lab.drafters import batches, features, heads, layout, recipes
-from specgram_lab.drafters.block import TAPS, spread
+from specgram_lab.drafters.block import DECAY, TAPS, spread
 from specgram_lab.drafters.blocks import Attention, Mlp, Norm, Shape, initialise, target_norm
 
 PLAN = recipes.Plan(name="eagle3", method="eagle3", k=3, steps=3000, batch=6, with_aux=True)
 SHAPE = Shape(hidden=576, inner=512, heads=9, kv_heads=3, head_dim=64, inputs=2 * 576)
-DECAY = 0.8
-"""A draft counts so much less than the one before it, in the loss."""
 
 
 class Midlayer(nn.Module):

@@ -56,12 +56,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run the held-out prompts and say what came out, by kind; finished cells are read, not run again.
 
-    The same prompts run without a drafter too, once for all drafters, and the texts are held against each other.
+    The same prompts run without a drafter too, once for all drafters of a target, and the texts are held against each
+    other.
     """
     made = cells(name, folder / "prompts", limit)
-    alone = {kind: parse_cell(_alone(cell)) for kind, cell in made.items()}
+    alone = {kind: without(cell) for kind, cell in made.items()}
     work = [(cell, folder / f"{name}-{kind}") for kind, cell in made.items()]
-    own = [(cell, folder / f"none-{kind}") for kind, cell in alone.items()]
+    own = [(cell, folder / f"none-{cell.cell_id}") for cell in alone.values()]
     rows = run_cells([*work, *own], progress, ended)
     results: dict[str, Any] = {}
     for number, (kind, cell) in enumerate(made.items()):
@@ -84,12 +85,12 @@ def _confidence(steps: pd.DataFrame, path: Path) -> list[dict[str, Any]]:
     return positions
 
 
-def _alone(cell: Cell) -> dict[str, Any]:
-    """The cell without its drafter, on the plain target."""
+def without(cell: Cell) -> Cell:
+    """The cell with the same target and no drafter."""
     engine = cell.engine.model_copy(update={"budget": Budget()})
-    return cell.model_dump(mode="json") | {
-        "target": {"model": pairs.TARGET}, "drafter": {"method": "none"}, "engine": engine.model_dump(mode="json"),
-    }  # fmt: skip
+    return parse_cell(
+        cell.model_dump(mode="json") | {"drafter": {"method": "none"}, "engine": engine.model_dump(mode="json")}
+    )
 
 
 def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, Any]:
@@ -121,7 +122,10 @@ def _column(positions: pd.DataFrame, definition: str) -> list[float | None]:
 
 
 def _rounded(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): _round(value) for key, value in row.items()} for row in frame.to_dict("records")]
+    return [
+        {str(key): value if isinstance(value, int) else _round(value) for key, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
 
 
 def _round(value: Any) -> float | None:

@@ -78,8 +78,9 @@ def sequences(split: data.Split, with_aux: bool = True) -> Iterator[Sequence]:
         with safe_open(path, "pt") as opened:  # mapped, not read
             stored = {key: opened.get_tensor(key) for key in opened.keys() if with_aux or key != "aux"}  # noqa: SIM118
         begin, top = 0, 0
-        sizes = zip(stored["prompts"].tolist(), stored["lengths"].tolist(), strict=True)
-        for written, (prompt, length) in zip(chunk.prompts, sizes, strict=True):
+        sizes = list(zip(stored["prompts"].tolist(), stored["lengths"].tolist(), strict=True))
+        asked = chunk.prompts[: len(sizes)]  # a trial asks the first ones alone
+        for written, (prompt, length) in zip(asked, sizes, strict=True):
             end, top_end = begin + length, top + length - prompt + 1
             yield Sequence(
                 chunk.name, written.group, chunk.kind, stored["tokens"][begin:end].long(), prompt,

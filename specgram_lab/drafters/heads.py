@@ -34,8 +34,9 @@ class _CrossEntropy(Function):
         total = 0.0
         for begin in range(0, len(states), ROWS):
             part = slice(begin, begin + ROWS)
-            logits = (low[part] @ table.T).float().add_(offsets)
-            top, best[part] = logits.max(-1)
+            logits = (low[part] @ table.T).float()
+            best[part] = logits.argmax(-1)
+            top = logits.add_(offsets).amax(-1)
             mass = weights[part].sum(-1)
             picked = (logits.gather(-1, ids[part]) * weights[part]).sum(-1)
             shares = logits.sub_(top[:, None]).exp()
@@ -59,7 +60,8 @@ class _CrossEntropy(Function):
 def cross_entropy(
     states: Tensor, fixed: Tensor, learned: Tensor, offsets: Tensor, ids: Tensor, weights: Tensor, importance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy against weighted candidates, summed over rows, and the row of the head that each finds likeliest.
+    """Cross entropy against weighted candidates, summed over rows, and the row of the head that each finds
+    likeliest (one token, whatever it stands for).
 
     Args:
         states: (rows, width), what the head reads.

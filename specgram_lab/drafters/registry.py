@@ -9,7 +9,7 @@ from typing import Any
 from specgram_lab.paths import DATA
 
 NAMES = ("draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark")
-CARD = "card.json"
+CARD, WEIGHTS = "card.json", "model.safetensors"
 COMPOSED = frozenset({"draft_model", "mtp"})
 """Drafters whose folder holds what was trained alone: the target's share is added in the cache folder."""
 
@@ -20,8 +20,8 @@ def folder(name: str) -> Path:
 
 
 def is_trained(name: str) -> bool:
-    """Whether ``name`` is a drafter whose checkpoint is there."""
-    return name in NAMES and (folder(name) / "config.json").is_file()
+    """Whether ``name`` is a drafter whose checkpoint is there, with its card, which is written last."""
+    return name in NAMES and (folder(name) / CARD).is_file()
 
 
 def card(where: Path) -> dict[str, Any]:

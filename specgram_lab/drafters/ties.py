@@ -1,6 +1,6 @@
 """Greedy text with a drafter against the target's own: where they part, whether it is a tie within bf16.
 
-Verifying k drafts at once and decoding one token at a time are different matrix shapes, whose bf16 sums round
+Verifying drafts and decoding one token at a time are different matrix shapes, whose bf16 sums may be rounded
 differently. Where the target's two likeliest tokens are closer than that, either may be taken, and the text goes on
 differently from there.
 """

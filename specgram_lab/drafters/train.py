@@ -61,7 +61,8 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
     sequences = [s for s in sequences if not is_aside(s.group, plan)]
     trainee = make(sequences, target_embedding(models.ensure(features.TARGET)))
     optimisers = trainee.optimisers()
-    step, seconds = load(state, trainee, optimisers)
+    recipe = json.dumps({**dataclasses.asdict(plan), "sequences": len(sequences), "aside": len(aside)})
+    step, seconds = load(state, trainee, optimisers, recipe)
     last = plan.steps if steps is None else min(steps, plan.steps)
     generator = torch.Generator().manual_seed(plan.seed + step)
     stream = batches.epochs(sequences, trainee.vocabulary, plan.batch, plan.seed + step, plan.with_aux)
@@ -86,13 +87,12 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
             bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
             now = time.monotonic()
             if now - saved > SAVE_EVERY_S or step == last:
-                save(state, trainee, optimisers, step, seconds + now - begin)
+                save(state, trainee, optimisers, step, seconds + now - begin, recipe)
                 saved = now
     trainee.eval()
     trainee.finish(aside)
     heldout = list(features.sequences("heldout", plan.with_aux))
     where = out or registry.folder(name)
-    trainee.export(where)
     made = {
         "name": name,
         "method": plan.method,
@@ -118,6 +118,8 @@ def train(name: str, threads: int, out: Path | None = None, steps: int | None = 
         "offline": recipes.acceptance(trainee, heldout),
         **trainee.report(heldout),
     }
+    (where / registry.CARD).unlink(missing_ok=True)  # without its card a checkpoint is not there
+    trainee.export(where)
     registry.write_card(where, made)
     return made
 
@@ -152,9 +154,14 @@ def schedule(step: int, plan: recipes.Plan) -> float:
 
 
 def save(
-    state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim.Optimizer], step: int, seconds: float
+    state: Path,
+    trainee: recipes.Trainee,
+    optimisers: Sequence[torch.optim.Optimizer],
+    step: int,
+    seconds: float,
+    recipe: str,
 ) -> None:
-    """Write the state, whole or not at all."""
+    """Write the state, whole or not at all; ``recipe`` says of what training."""
     from safetensors.torch import save_file
 
     tensors = {f"module.{key}": value for key, value in trainee.state_dict().items()}
@@ -163,13 +170,19 @@ def save(
             tensors |= {f"optimiser.{which}.{number}.{key}": value for key, value in entry.items()}
     save_file(
         {key: value.contiguous() for key, value in tensors.items()}, state / ".unfinished",
-        {"step": str(step), "seconds": str(seconds)},
+        {"step": str(step), "seconds": str(seconds), "recipe": recipe},
     )  # fmt: skip
     (state / ".unfinished").replace(state / "state.safetensors")
 
 
-def load(state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim.Optimizer]) -> tuple[int, float]:
-    """Read the state back, if there is one; (step, seconds spent)."""
+def load(
+    state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim.Optimizer], recipe: str
+) -> tuple[int, float]:
+    """Read the state back, if there is one; (step, seconds spent).
+
+    Raises:
+        SystemExit: it is the state of another ``recipe``.
+    """
     from safetensors import safe_open
 
     path = state / "state.safetensors"
@@ -177,6 +190,8 @@ def load(state: Path, trainee: recipes.Trainee, optimisers: Sequence[torch.optim
         return 0, 0.0
     with safe_open(path, "pt") as file:
         about = file.metadata()
+        if about.get("recipe") != recipe:
+            raise SystemExit(f"{state} holds training by another recipe; delete it to begin anew")
         stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     trainee.load_state_dict({k.removeprefix("module."): v for k, v in stored.items() if k.startswith("module.")})
     entries: list[dict[int, dict[str, Tensor]]] = [{} for _ in optimisers]
