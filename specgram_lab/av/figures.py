@@ -27,12 +27,13 @@ def keep(figure: Figure, folder: Path, name: str, note: str) -> Figure:
     return figure
 
 
-def reliability(frame: pd.DataFrame, ax: Axes) -> Axes:
-    """Confidence against acceptance, with intervals; a calibrated drafter lies on the diagonal."""
+def reliability(frame: pd.DataFrame, ax: Axes, *, counts: bool = True) -> Axes:
+    """Confidence against acceptance, with intervals; a calibrated drafter lies on the diagonal. ``counts``: how many
+    drafts a dot stands for is written beside it."""
     ax.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle="--")
     below, above = frame["accepted"] - frame["low"], frame["high"] - frame["accepted"]
     ax.errorbar(frame["confidence"], frame["accepted"], yerr=[below, above], fmt="o", color="#1b6ca8", capsize=2)
-    for row in frame.itertuples():
+    for row in frame.itertuples() if counts else ():
         ax.annotate(str(row.n), (row.confidence, row.accepted), xytext=(3, 3), textcoords="offset points", fontsize=5)
     ax.set(xlabel="confidence", ylabel="accepted, of those judged", xlim=(0, 1), ylim=(-0.02, 1.02))
     return ax
@@ -47,7 +48,7 @@ def calibration(found: Mapping[str, Sequence[Mapping[str, Any]]], figure: Figure
     axes = figure.subplots(len(found), columns, sharex=True, sharey=True, squeeze=False)
     for row, (kind, positions) in zip(axes, found.items(), strict=True):
         for ax, one in zip(row, positions, strict=False):
-            reliability(pd.DataFrame(one["bins"]), ax)
+            reliability(pd.DataFrame(one["bins"]), ax, counts=False)
             error, n = one["expected_calibration_error"], int(one["n"])
             ax.set_title(f"{kind}, position {int(one['position']) + 1}\nerror {error:.3f}, n = {n}", fontsize=6)
             ax.set(xlabel="", ylabel="")
