@@ -121,8 +121,7 @@ class Session:
                 by_id[sent.request_id] = sent
             except refusals() as error:
                 sent.refused = " ".join(str(error).split())
-        if self.cell.workload.scenario:
-            self._await_grammars()
+        self._await_grammars()
         reported, finished = 0.0, 0
         try:
             while engine.has_unfinished_requests():
@@ -139,7 +138,10 @@ class Session:
             self.output_tokens = sum(len(s.output.outputs[0].token_ids) for s in self.requests if s.output)
 
     def _await_grammars(self) -> None:
-        """Let all grammars compile first, so that a scenario's requests begin in the same step on every machine."""
+        """Let all grammars compile first: the same requests share a forward pass on every machine and in every run.
+
+        Else a grammar that is ready a moment later changes the batches, and with them the texts at ties in bf16.
+        """
         for request in self.llm.llm_engine.engine_core.engine_core.scheduler.requests.values():
             asked = request.structured_output_request
             while asked is not None and not asked.is_grammar_ready:
