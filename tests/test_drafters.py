@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specgram_lab import capabilities, models, run, workloads
+from specgram_lab import capabilities, lab, models, run, workloads
 from specgram_lab.drafters import (
     batches,
     bfcl,
@@ -31,6 +32,7 @@ from specgram_lab.drafters import (
     pairs,
     recipes,
     registry,
+    support,
     ties,
     train,
 )
@@ -467,3 +469,20 @@ def test_bf16_has_eight_significant_bits() -> None:
         value = torch.tensor(size).bfloat16()
         step = ties.spacing(float(value))
         assert float(torch.nextafter(value, torch.tensor(1e9, dtype=torch.bfloat16)) - value) == step
+
+
+def test_where_a_drafter_runs_is_a_matrix_with_reasons(tmp_path: Path) -> None:
+    made = support.cells(["dspark"], [{"kind": "none"}], {"inline": ["x"]})
+    assert len(made) == 2 * 8
+    refused = [cell for cell in made if capabilities.refusal(cell) and cell.engine.runner == "v1"]
+    found = support.table(lab.run(refused, tmp_path))
+    assert list(found["drafter"].value_counts().loc[["dspark", "suffix"]]) == [4, 4]
+    ran = found.iloc[:1].assign(runner="v2", outcome="ok", reason=None, length=2.125)
+    row = lab.read(tmp_path).runs.iloc[:1]
+    got = {f"{name}_effective": row[f"{name}_requested"] for name in ("scheduling", "budget")}
+    changed = replace(lab.read(tmp_path), runs=row.assign(outcome="ok", runner_effective="v2", **got))
+    assert support.table(changed)["reason"].tolist() == ["the engine ran with runner v2 instead of v1"]
+    shown = support.matrix(pd.concat([found, ran]))
+    assert shown.loc[("dspark", 5), ("v2", *found[["scheduling", "budget", "grammar"]].iloc[0])] == "2.12"
+    assert shown.loc[("dspark", 5), "v1"].eq("-").all()
+    assert support.reasons(found).splitlines()[0] == "drafter dspark exists for Model Runner V2 only (dspark)"
