@@ -29,6 +29,7 @@ from specgram_lab.builders import options
 from specgram_lab.cell import die_with_parent
 from specgram_lab.handover import PARENT
 from specgram_lab.paths import DATA
+from specgram_lab.run import last_line
 from specgram_lab.spec import Cell, parse_cell
 
 K = 7
@@ -95,14 +96,17 @@ def engine(out: Path, observations: int) -> None:
             timed(owner, name)
         for turn in range(200):
             requests = REQUESTS[turn % len(REQUESTS)]
-            patches.deactivate("av-budget")
-            patches.activate(["av-budget"], {"av-budget": {"policy": "schedule", "value": schedule(requests, 500)}})
+            patches.change("av-budget", {"policy": "schedule", "value": schedule(requests, 500)})
             LOG.begin(llm)
+            LOG.recording = False  # its copies would be timed
             Session(cell(requests), llm, progress=Path(os.devnull)).run()
             if turn < len(REQUESTS):  # the first round warms up
                 stream.seek(0), stream.truncate(), seen.clear()
             elif all(seen[size] >= observations for size in SIZES):
                 break
+        else:
+            few = [size for size in SIZES if seen[size] < observations]
+            raise SystemExit(f"after 200 runs too few steps of {few} tokens were seen")
     os._exit(0)
 
 
@@ -143,7 +147,9 @@ def main() -> None:
             str(out),
         ]
         with (Path(folder) / "log").open("w") as log:
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+            code = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+        if code:
+            raise SystemExit(f"the engine ended with code {code}: {last_line(Path(folder) / 'log')}")
         rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     verify: dict[int, list[float]] = defaultdict(list)
     draft: dict[int, list[float]] = defaultdict(list)

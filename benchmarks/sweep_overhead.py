@@ -5,7 +5,7 @@
 ``size``: 10,000 scripted cells planned, then as many made-up finished ones collected; seconds and memory.
 ``kills``: the scripted sweep below, killed N times at random moments (a cell, the runner, a worker, one of Ray's, the
 kernel of a notebook that runs it; SIGKILL or SIGTERM), then resumed, on a tmpfs that is full at first; the table must
-equal that of a run that nobody disturbed.
+equal that of a run that nobody disturbed, and no process or temporary file of any of the runners be left.
 
 Prints JSON; exit code 1 where a bound is broken.
 """
@@ -47,10 +47,13 @@ KINDS = {
     "cell": "specgram_lab.cell",
     "worker": "specgram_lab.sweeps.worker",
     "kernel": "ipykernel_launcher",
-    "ray": "ray::",
+    "ray": "ray::work",
     "runner": "",
+    "runner with ray": "",
 }
 """What is killed, and a word of its command line; the runner is the process that was started."""
+MARK = "SPECGRAM_KILLS"
+"""Environment variable by which a process is known to descend from one of the runners."""
 
 
 def overhead(folder: Path, wall_s: float) -> dict[str, float]:
@@ -122,6 +125,7 @@ def kills(number: int, seed: int, scratch: Path) -> dict[str, object]:
     whole = runner.run(sweep, scratch / "whole", executor=executors.Local())
     disk = scratch / "disk {x} ä"
     disk.mkdir()
+    (scratch / "t").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
     try:
         said = _on_full_disk(disk, scratch)
@@ -134,7 +138,8 @@ def kills(number: int, seed: int, scratch: Path) -> dict[str, object]:
         found = lab.read(disk / "out")
         same = all(_same(found.tables[name], whole.tables[name]) for name in ledger.TABLES)
         left = [path.name for path in (disk / "out").rglob("*") if path.name.endswith((".tmp", ".lock"))]
-        alive = [one.pid for one in _processes(disk)]
+        left += [path.name for path in (scratch / "t").iterdir()]
+        alive = [" ".join(one.cmdline())[:200] for one in _processes(scratch)]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
     return {"kills": done, "full_disk": said, "same": same, "files_left": left, "processes_left": alive}
@@ -152,13 +157,14 @@ def _start(folder: Path, scratch: Path, kind: str = "") -> subprocess.Popen[byte
     path = scratch / "sweep.yaml"
     path.write_text(json.dumps(SWEEP), encoding="utf-8")
     command = [sys.executable, "-m", "specgram_lab.cli"]
+    environment = os.environ | {MARK: str(scratch), "TMPDIR": str(scratch / "t")}
     if kind == "kernel":
         command += ["notebook", str(_notebook(path, folder)), "--out", str(scratch / "notebook")]
     else:
-        workers = ["--executor", "ray"] if kind == "ray" else ["--workers", "2"]
+        workers = ["--executor", "ray"] if "ray" in kind else ["--workers", "2"]
         command += ["sweep", "run", str(path), "--out", str(folder), *workers]
     with (scratch / "log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
 def _notebook(sweep: Path, folder: Path) -> Path:
@@ -176,9 +182,8 @@ def _notebook(sweep: Path, folder: Path) -> Path:
     return path
 
 
-def _processes(folder: Path) -> list[psutil.Process]:
-    wanted = str(folder)
-    return [p for p in psutil.process_iter(["cmdline"]) if any(wanted in part for part in p.info["cmdline"] or [])]
+def _processes(scratch: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == str(scratch)]
 
 
 def _killed_once(folder: Path, scratch: Path, chance: random.Random) -> list[str]:
@@ -196,7 +201,7 @@ def _killed_once(folder: Path, scratch: Path, chance: random.Random) -> list[str
         process.wait()
         return []
     target.send_signal(how)
-    if kind != "runner" and chance.random() < 0.5:
+    if KINDS[kind] and chance.random() < 0.5:
         process.terminate()  # else the runner goes on with the other cells
     process.wait()
     return [f"{kind} {how.name}"]
@@ -206,7 +211,7 @@ def _target(process: subprocess.Popen[bytes], kind: str) -> psutil.Process | Non
     if process.poll() is not None:
         return None
     runner = psutil.Process(process.pid)
-    if kind == "runner":
+    if not KINDS[kind]:
         return runner
     family = [one for one in runner.children(recursive=True) if KINDS[kind] in " ".join(one.cmdline())]
     return next(iter(family), None)
@@ -248,7 +253,7 @@ def main() -> int:
         bounds = {"plan_s": PLAN_S, "collect_s": COLLECT_S, "memory_mib": MEMORY_MIB}
         good = all(found[name] <= bound for name, bound in bounds.items())
     else:
-        scratch = Path(tempfile.mkdtemp())
+        scratch = Path(tempfile.mkdtemp(prefix="k"))
         try:
             found = kills(given.number, given.seed, scratch)
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 
 from specgram_lab import ledger
 from specgram_lab.av import tables as budget_tables
-from specgram_lab.builders.options import OPTIONS, REPORTS
+from specgram_lab.builders import options
 from specgram_lab.handover import BEGUN, CELL, CELL_BEGINS, CHILD, PROGRESS, die_with_parent, write_json
 from specgram_lab.spec import Cell, parse_cell
 
@@ -78,24 +78,27 @@ def build(cell: Cell) -> Any:
 
     with local.quick_start():
         llm = local.build(cell)
-    check_patches(Path(os.environ[REPORTS]), json.loads(os.environ[OPTIONS]))
+    check_patches(Path(os.environ[options.REPORTS]), json.loads(os.environ[options.OPTIONS]))
     return llm
 
 
 def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
     """Send the requests, write what came out; ``report`` is filled as things become known."""
-    from specgram_lab import provenance
+    from specgram_lab import capabilities, patches, provenance
     from specgram_lab.builders import local
     from specgram_lab.builders.cpu.interpreter import reset_launches
     from specgram_lab.builders.session import Session
     from specgram_lab.samplers.hooks import RECORDER
 
-    llm.reset_prefix_cache()
+    cold = llm.reset_prefix_cache() or report["cells_before"] == 0 or not cell.engine.prefix_caching
+    report["warnings"] = [] if cold else ["warm: vLLM did not empty the prefix cache of the cell before"]
+    if "av-budget" in patches.active():
+        patches.change("av-budget", options.patches_for(cell, capabilities.device(cell))["av-budget"])
     report["start_s"] = time.monotonic() - STARTED if report["cells_before"] == 0 else 0.0
     report["effective"] = local.effective_config(llm)
     report["budget_effective"] = cell.engine.budget.label if local.verifies_adaptively(llm) else "off"
     report["provenance"] = provenance.collect(cell) | {
-        "patches": active_patches(),
+        "patches": patches.active(),
         "cells_before": report["cells_before"],
     }
     write_json(folder / BEGUN, {key: report[key] for key in ("effective", "budget_effective", "provenance")})
@@ -115,13 +118,6 @@ def run(cell: Cell, llm: Any, folder: Path, report: dict[str, Any]) -> None:
         report["counters"] = {key: value - before.get(key, 0) for key, value in engine_counters(llm).items()}
         write_tables(cell, folder, session, report)
     report["outcome"], report["reason"] = session.outcome()
-
-
-def active_patches() -> dict[str, Any]:
-    """What is switched on in this process."""
-    from specgram_lab import patches
-
-    return patches.active()
 
 
 def check_patches(reports: Path, wanted: dict[str, Any]) -> None:

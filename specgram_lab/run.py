@@ -44,6 +44,10 @@ CANNOT_WRITE = frozenset(
 )  # fmt: skip
 PER_PROCESS = 200
 """Cells that one engine's process takes up at most: they stand in its command line."""
+OVER_MEMORY = "more than"
+"""How the reason of a cell begins that broke its limit of memory."""
+NEARLY_FULL = 1 << 20
+"""Bytes: a disk with less was full for a process that had its tables to write."""
 SHOWN = 3
 """Differences between the engine's numbers and the ledger that a reason spells out."""
 
@@ -176,7 +180,8 @@ def refused(cell: Cell, folder: Path, checked: Grammars) -> bool:
             finish(cell, folder, requested(cell) | {"outcome": "unsupported", "reason": str(error)})
             return True
         row = requested(cell) | checked.columns(cell)
-    row["warnings"] = [*row["warnings"], *capabilities.notes(cell), *unset(os.environ)]
+    row["warnings"] = [*row["warnings"], *capabilities.notes(cell)]
+    row["warnings"] += unset(os.environ) if cell.engine.kind != "server" else []
     if "outcome" in row:
         finish(cell, folder, row)
         return True
@@ -258,7 +263,8 @@ def execute(work: Sequence[tuple[Cell, Path]], progress: Progress | None, ended:
                 (folder / LOG).symlink_to(os.path.relpath(first / LOG, folder))
             ending = wait(process, watched, cell, folder, progress)
             row = json.loads((folder / "row.json").read_text(encoding="utf-8"))
-            row |= outcome(folder, ending)
+            found = outcome(folder, ending)
+            row |= found | {"warnings": [*row["warnings"], *found.get("warnings", [])]}
             finish(cell, folder, row | reconciled(folder, row))
             tell(ended, folder)
             if ending is not None or row["outcome"] == "engine_failed":
@@ -283,7 +289,7 @@ def wait(
         if time.monotonic() > deadline:
             return Ending(-signal.SIGKILL, f"timeout: not finished within {cell.limits.timeout_s:g} s")
         if cell.limits.memory_mib is not None and watched.memory_mib() > cell.limits.memory_mib:
-            return Ending(-signal.SIGKILL, f"killed: more than {cell.limits.memory_mib} MiB of memory in use")
+            return Ending(-signal.SIGKILL, f"killed: {OVER_MEMORY} {cell.limits.memory_mib} MiB of memory in use")
         if progress is not None:
             shown = report_progress(folder, shown, progress)
         time.sleep(POLL_S)
@@ -354,7 +360,7 @@ def outcome(folder: Path, ending: Ending | None) -> dict[str, Any]:
         key: report.get(key)
         for key in ("outcome", "reason", "partial", "prompts", "output_tokens", "generate_s", "start_s")
     }
-    row |= configured(report)
+    row |= configured(report) | {"warnings": report.get("warnings", [])}
     counters = report.get("counters", {})
     for column, name in (
         ("engine_num_drafts", "vllm:spec_decode_num_drafts"),
@@ -377,6 +383,8 @@ def ended_early(folder: Path, ending: Ending) -> dict[str, Any]:
     else:
         kind = "engine_failed"
         reason = f"the engine's process ended with code {ending.returncode}: {last_line(folder / LOG)}"
+        if shutil.disk_usage(folder).free < NEARLY_FULL:  # it may not have been able to say so
+            reason += f"; {os.strerror(errno.ENOSPC)}"
     return {"outcome": kind, "reason": reason, "partial": True}
 
 

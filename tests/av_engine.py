@@ -1,7 +1,7 @@
 """One engine, many budgets: ``python av_engine.py JOB.json``, and what the tests call to run such a job.
 
-A cell's budget is an option of the patch ``av-budget``, which can be taken off and put on again, so that all policies
-of a drafter share one engine. Beside the cells' tables a probe writes what the rejection sampler got at every step.
+All policies of a drafter share one engine, as they do in a sweep; here the process runs a probe beside, which writes
+what the rejection sampler got at every step.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ def facts(prompts: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
 def main(job: dict[str, Any]) -> None:
     """Run the cells of ``job`` one after another on the first one's engine."""
     from specgram_lab import cell as cells
-    from specgram_lab import patches
     from specgram_lab.builders import session
 
     folders = [Path(text) for text in job["folders"]]
@@ -161,8 +160,6 @@ def main(job: dict[str, Any]) -> None:
         return requests
 
     for number, (spec, folder) in enumerate(zip(specs, folders, strict=True)):
-        patches.deactivate("av-budget")
-        patches.activate(["av-budget"], {"av-budget": options.patches_for(spec, "cpu")["av-budget"]})
         session.Session._prompted = some_free if folder.name in job["mixed"] else prompted
         report: dict[str, Any] = {"outcome": "engine_failed", "reason": "", "partial": True, "cells_before": number}
         with probing(folder):

@@ -131,3 +131,27 @@ def test_the_quickstart_runs_on_a_real_engine_and_again_without_one(tmp_path, ta
     again = notebooks.execute(FOLDER / "01_quickstart.ipynb", tmp_path, small)
     assert again.outcome == "ok", again.reason
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cells").glob("*/done.json")} == stamps
+
+
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SMALL = {
+    "03_drafters": {"names": [], "ks": [2], "limit": 2, "max_tokens": 16},
+    "04_av_budgets": {
+        "dspark": "", "limit": 2, "max_tokens": 16, "concurrencies": [2], "curves": ["gpu-nemotronh-30b-a3b"],
+        "estimator_limit": 8,
+    },
+    "06_sweep": {"drafters": [NGRAM], "ks": [2], "schedulings": ["sync"], "limit": 2, "max_tokens": 16},
+}  # fmt: skip
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", SMALL)
+def test_the_other_notebooks_run_on_real_engines(name, tmp_path, target_folder):
+    """In small: without trained drafters, whose runs have tests of their own."""
+    done = notebooks.execute(FOLDER / f"{name}.ipynb", tmp_path, SMALL[name])
+    assert done.outcome == "ok", done.reason
+    results = lab.read(tmp_path)
+    assert set(results.runs["outcome"]) == {"ok"}
+    assert results.steps["verified"].sum() > 0
+    figures = {path.stem for path in tmp_path.glob("*.svg")}
+    assert figures == {path.stem for path in tmp_path.glob("*.png")} != set()

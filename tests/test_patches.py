@@ -78,6 +78,8 @@ def test_what_is_active_is_reported_with_its_fingerprints(monkeypatch):
     pretend(monkeypatch, {"logging:Logger.warning": {mark: ["0.32.0"]}})
     registry.activate(["pretended"], {"pretended": {"a": 1}})
     assert registry.active() == {"pretended": {"options": {"a": 1}, "fingerprints": {"logging:Logger.warning": mark}}}
+    registry.change("pretended", {"a": 2})
+    assert registry.active()["pretended"]["options"] == {"a": 2}
     registry.deactivate("pretended")
     assert registry.active() == {}
 

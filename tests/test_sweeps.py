@@ -241,15 +241,35 @@ def test_killed_cells_and_those_that_met_a_full_disk_run_again_and_others_if_ask
         ("killed", "the engine's process was ended by SIGKILL"),
         ("engine_failed", "OSError: [Errno 28] No space left on device"),
         ("engine_failed", "AssertionError"),
+        ("killed", "more than 1 MiB of memory in use"),
     ]
     for cell, (kind, reason) in zip(good, endings, strict=False):
         run.finish(cell, folder / "cells" / cell.cell_id, run.requested(cell) | {"outcome": kind, "reason": reason})
     results = swept(folder)
     assert "AssertionError" in list(results.failed["reason"])
-    assert len(results.failed) == 3
-    again = runner.run(sweep(), folder, executor=made_cells.executor, again={"engine_failed"})
+    assert sorted(results.failed["outcome"]) == ["engine_failed", "killed", "unsupported", "unsupported"]
+    again = runner.run(sweep(), folder, executor=made_cells.executor, again={"engine_failed", "killed"})
     pd.testing.assert_frame_equal(again.runs, whole.runs)
     pd.testing.assert_frame_equal(again.steps, whole.steps)
+
+
+def test_what_an_engine_wrote_before_it_was_killed_is_not_collected(folder):
+    whole = swept(folder)
+    cell = next(one.cell for one in plan.plan(sweep()).cells if one.reason is None)
+    (folder / "cells" / cell.cell_id / "done.json").unlink()
+    found = runner.collect(folder)
+    assert found.runs.set_index("run_id")["reason"][cell.cell_id] == runner.NOT_RUN
+    assert cell.cell_id not in set(found.steps["run_id"])
+    assert set(found.steps["run_id"]) == set(whole.steps["run_id"]) - {cell.cell_id}
+
+
+def test_a_full_disk_is_told_for_an_engine_that_could_not(tmp_path, monkeypatch):
+    (tmp_path / run.LOG).write_text("loading\n", encoding="utf-8")
+    ending = run.Ending(1)
+    assert run.ended_early(tmp_path, ending)["reason"] == "the engine's process ended with code 1: loading"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 4096))
+    reason = run.ended_early(tmp_path, ending)["reason"]
+    assert any(text in reason for text in runner.FULL), reason
 
 
 def test_a_second_runner_is_refused(folder):

@@ -14,8 +14,8 @@ greedy runs of synchronous engines; the limits that are left:
   have been produced (``accepted`` counts the output's own tokens only);
 - vLLM's online estimator learns from such tokens too: a replay in which it was fitted (every 100 steps) is marked
   ``inexact`` when a last step's verdict is not known;
-- requests that had to wait for their grammar to compile begin where they did in the recording, and in their order: one
-  that overtakes another, as vLLM lets it, is not modelled;
+- requests begin where they did in the recording, and in their order: one that overtakes another, as a server lets it
+  where a grammar is still compiled, is not modelled;
 - in bfloat16 a drafter's confidences depend a little on how many tokens were computed together (with SmolLM2 as its own
   draft model one draft in twenty differed between runs, by up to 0.03 of a probability). Where a shared budget was
   decided by less than `NARROW`, the step counts as ``narrow``: a real run may share it out the other way.

@@ -57,8 +57,9 @@ def table(results: lab.Results, curves: Sequence[CostCurve]) -> pd.DataFrame:
 
     Returns:
         run_id, drafter, k, grammar, concurrency, scheduling, budget; drafted, av_skipped, verified, accepted, steps
-        (of the engine); ``accepted_per_verified``; one column ``tokens_per_s: NAME`` a curve, from the sizes of the
-        real steps without a prefill. Runs without adaptive verification have no such record and no estimate.
+        (of the engine); ``accepted_per_verified``; ``outputs`` (valid / judged, empty without a grammar); one column
+        ``tokens_per_s: NAME`` a curve, from the sizes of the real steps without a prefill, for outputs as they are,
+        also where the limit of tokens cut them. Runs without adaptive verification have no record and no estimate.
     """
     good = results.runs[results.runs["outcome"] == "ok"]
     av = {str(run_id): part for run_id, part in read(results)["av_steps"].groupby("run_id")}
@@ -70,20 +71,30 @@ def table(results: lab.Results, curves: Sequence[CostCurve]) -> pd.DataFrame:
         row |= {name: int(steps[name].sum()) for name in ("drafted", "av_skipped", "verified", "accepted")}
         row["steps"] = steps["step"].nunique()
         row["accepted_per_verified"] = row["accepted"] / row["verified"] if row["verified"] else None
+        row["outputs"] = _valid(results.requests[results.requests["run_id"] == run["run_id"]])
         for curve in curves if run["run_id"] in av else ():
             row[f"tokens_per_s: {curve.name}"] = speed(steps, av[run["run_id"]], curve)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
+def _valid(requests: pd.DataFrame) -> str:
+    judged = requests["output_class"].dropna()
+    return f"{int((judged == 'valid').sum())}/{len(judged)}" if len(judged) else ""
+
+
 def speed(steps: pd.DataFrame, av_steps: pd.DataFrame, curve: CostCurve) -> float:
-    """Output tokens a second of one run's steps as ``curve`` has it; steps with a prefill are left out."""
+    """Output tokens a second of one run's steps as ``curve`` has it; steps with a prefill are left out.
+
+    NaN where no other step is there.
+    """
     prefills = steps.loc[steps["request_step"] == 0, "step"]
     sizes = av_steps[~av_steps["step"].isin(prefills)]
     tokens = int(steps.loc[~steps["step"].isin(prefills), "committed"].sum())
     requests, widths = sizes["requests"].to_numpy(int), sizes["tokens"].to_numpy(int)
     draft, verify = curve.tables(int(requests.max(initial=0)), int(widths.max(initial=0)))
-    return tokens / float((draft[requests] + verify[widths]).sum()) * 1000
+    ms = float((draft[requests] + verify[widths]).sum())
+    return tokens / ms * 1000 if ms else float("nan")
 
 
 def landing(results: lab.Results) -> pd.DataFrame:
@@ -110,6 +121,7 @@ def verdicts(steps: pd.DataFrame, proposals: pd.DataFrame) -> pd.DataFrame:
     drafts = steps[steps["drafted"] > 0].merge(
         proposals.rename(columns={"step": "after"}), on=[*_KEYS, "after"], how="left", validate="one_to_one"
     )
+    drafts = drafts[drafts["confidences"].notna()]  # a drafter that vLLM did not ask says nothing
     drafts["position"] = drafts["drafted"].map(lambda drafted: list(range(drafted)))
     long = drafts.explode("position", ignore_index=True)
     position = long["position"].astype(int)
@@ -143,7 +155,7 @@ def reliability(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
             "bin": (int(str(number)) + 0.5) / bins, "confidence": float(part["confidence"].mean()),
             "accepted": found.value, "low": found.low, "high": found.high, "n": len(part),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["bin", "confidence", "accepted", "low", "high", "n"])
 
 
 def calibration(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
@@ -159,7 +171,8 @@ def calibration(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
             "position": int(str(position)), "n": len(part), "confidence": float(part["confidence"].mean()),
             "accepted": float(part["accepted"].mean()), "expected_calibration_error": float(error),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    columns = ["position", "n", "confidence", "accepted", "expected_calibration_error"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def labels(seen: pd.DataFrame) -> pd.DataFrame:

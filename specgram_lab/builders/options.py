@@ -57,8 +57,14 @@ def patches_for(cell: Cell, device: str) -> dict[str, dict[str, Any]]:
 
 
 def engine_key(cell: Cell) -> str:
-    """Cells with the same key can share one engine: they differ in grammar, prompts and sampling parameters only."""
+    """Cells with the same key can share one engine.
+
+    They differ in grammar, prompts and sampling parameters only, and in AV's budget where the engine is one process,
+    in which the patch ``av-budget`` takes it anew.
+    """
     content = cell.model_dump(mode="json", exclude={"workload", "grammar", "limits"})
+    if cell.engine.tensor_parallel * cell.engine.pipeline_parallel == 1:
+        content["engine"]["budget"] = cell.engine.budget.policy != "off"
     scenario = cell.workload.scenario and load_scenario(cell.workload.scenario)
     content["engine_level"] = [
         cell.workload.concurrency,

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from specgram_lab import __version__, capabilities, grammars, ledger, provenance, workloads
+from specgram_lab import __version__, grammars, ledger, provenance, workloads
 from specgram_lab.handover import PROGRESS
 from specgram_lab.servers import check as checking
 from specgram_lab.servers import client, verdict
@@ -147,8 +147,7 @@ def _columns(cell: Cell, seen: Seen) -> dict[str, Any]:
         m["num_spec_tokens"] for item in seen.judged if (m := item.answer.spec_metrics) and "num_spec_tokens" in m
     }
     effective = {"vllm": seen.version, "model": seen.model, "k": min(depths) if len(depths) == 1 else None}
-    warnings = capabilities.notes(cell)
-    warnings += [
+    warnings = [
         f"asked for k={cell.drafter.k}, the server's answers say {k}" for k in sorted(depths) if k != cell.drafter.k
     ]
     if seen.others > 0:

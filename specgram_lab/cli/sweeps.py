@@ -53,9 +53,7 @@ def run(
     address: Annotated[
         str | None, typer.Option("--address", help="Of the Ray cluster; else RAY_ADDRESS, else here.")
     ] = None,
-    again: Annotated[
-        list[str] | None, typer.Option("--again", help="An outcome whose cells run again, beside killed.")
-    ] = None,
+    again: Annotated[list[str] | None, typer.Option("--again", help="An outcome whose cells run again.")] = None,
     drop_changed: Annotated[
         bool, typer.Option("--drop-changed", help="Leave finished cells out whose definition has changed.")
     ] = False,
@@ -69,7 +67,7 @@ def run(
         sweep,
         out,
         executor=cluster.Ray(sweep.resources, address) if executor is Executor.RAY else local,
-        again=runner.AGAIN | set(again or ()),
+        again=again or (),
         changed="drop" if drop_changed else "refuse",
     )
     _show(results.folder)

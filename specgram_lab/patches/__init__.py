@@ -6,9 +6,10 @@ from specgram_lab.patches.registry import (
     Replacements,
     activate,
     active,
+    change,
     deactivate,
     get,
     names,
 )
 
-__all__ = ["Patch", "PatchError", "Replacements", "activate", "active", "deactivate", "get", "names"]
+__all__ = ["Patch", "PatchError", "Replacements", "activate", "active", "change", "deactivate", "get", "names"]

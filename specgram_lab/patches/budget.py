@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from specgram_lab.patches.registry import Patch, Replacements
@@ -58,14 +59,14 @@ class BudgetLog:
 
         Cells may share an engine; a fit to the last one's text would be a budget that depends on the order of cells.
         """
-        from vllm.v1.worker.gpu.spec_decode import acceptance_estimator as vllm_estimator
-
         self.steps, self.proposals, self._chosen = [], [], {}
         self.budgeted = 0
         self.recording = True
         self.speculator = llm.llm_engine.model_executor.driver_worker.worker.model_runner.speculator
         estimator = self.estimator
         if estimator is not None:
+            from vllm.v1.worker.gpu.spec_decode import acceptance_estimator as vllm_estimator
+
             estimator.slope.fill_(vllm_estimator._INIT_SLOPE)
             estimator.intercepts.fill_(vllm_estimator._INIT_BIAS)
             for sums in (estimator.info, estimator.grad, estimator.counts):
@@ -128,6 +129,7 @@ def set_budget(changes: Replacements, options: Mapping[str, Any]) -> None:
     def get_num_tokens(self: Any, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         if curve is not None:
             if id(self) not in priced:
+                changes.at_end(partial(setattr, self, "cost_tables", self.cost_tables))  # vLLM's own, profiled
                 sizes = self.req_states.max_num_reqs, self.req_states.max_num_batched_tokens
                 priced[id(self)] = av.build_cost_tables_from_curves(
                     curve.points("draft"), curve.points("verify"), *sizes, cudagraph_limit=curve.graph_limit

@@ -236,6 +236,13 @@ def deactivate(name: str) -> None:
         _ACTIVE[other].patch.apply(_ACTIVE[other].replacements, _ACTIVE[other].options)
 
 
+def change(name: str, options: Mapping[str, Any]) -> None:
+    """Give an active patch other options, as it would have had from the start."""
+    if _ACTIVE[name].options != dict(options):
+        deactivate(name)
+        activate([name], {name: options})
+
+
 def active() -> dict[str, dict[str, Any]]:
     """What is switched on in this process: per patch its options and the fingerprints of what it replaced."""
     return {name: {"options": a.options, "fingerprints": a.fingerprints} for name, a in _ACTIVE.items()}

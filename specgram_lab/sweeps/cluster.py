@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +33,8 @@ END_S = 10
 """How long Ray's own processes may take to end."""
 TRIES = 3
 """Ray gives its own processes 30 s to come up, which a busy machine may not; what was read then is in memory now."""
+SCRATCH = "sgray-"
+"""How the name of Ray's own folder begins, its process follows: short, as sockets in it may have 107 characters."""
 STORE_BYTES = 100 << 20
 """Object store of a Ray that is started here: nothing but short texts goes through it."""
 HANDED_ON = ("SPECGRAM_CACHE", "SPECGRAM_API_KEY", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE")
@@ -83,8 +88,8 @@ def _loss(ray: Any, task: Any) -> str | None:
     """How the worker of a task was lost, if it was."""
     try:
         said = ray.get(task)
-    except ray.exceptions.RayTaskError:
-        raise
+    except ray.exceptions.RayTaskError as error:
+        return f"the Ray worker that ran it failed: {str(error).strip().splitlines()[-1]}"
     except ray.exceptions.RayError as error:
         words = str(error).split(". ")[0]
         return f"the Ray worker that ran it was lost: {' '.join(words.split())}"
@@ -119,7 +124,9 @@ def _connected(address: str | None) -> Iterator[Any]:
     where = address or os.environ.get("RAY_ADDRESS") or LOCAL
     variables = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     before = set(psutil.Process().children(recursive=True))
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    _clean_up_after_the_killed()
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", ignore_cleanup_errors=True) as scratch:
         own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_temp_dir": scratch}
         for tries_left in reversed(range(TRIES if where == LOCAL else 1)):
             try:
@@ -127,6 +134,7 @@ def _connected(address: str | None) -> Iterator[Any]:
                     where, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": variables},
                     **(own if where == LOCAL else {}),
                 )  # fmt: skip
+                _keep_signals(handlers)
                 break
             except Exception as error:  # noqa: BLE001  Ray raises a bare one where it does not come up in time
                 _end(ray, before)
@@ -136,6 +144,21 @@ def _connected(address: str | None) -> Iterator[Any]:
             yield ray
         finally:
             _end(ray, before)
+
+
+def _clean_up_after_the_killed() -> None:
+    """Remove the scratch folders of runners that are no more; they lie where Ray's sockets have short names."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        pid = path.name.removeprefix(SCRATCH).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _keep_signals(handlers: dict[signal.Signals, Any]) -> None:
+    """What a signal does is for the runner to say; Ray puts a handler of its own in."""
+    if threading.current_thread() is threading.main_thread():
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
 
 
 def _end(ray: Any, before: set[psutil.Process]) -> None:

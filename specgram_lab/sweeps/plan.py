@@ -133,7 +133,8 @@ def estimate(made: Plan, finished: pd.DataFrame | None = None) -> Estimate:
         seconds = engines * START_S + sum(_seconds(one.cell, lengths) for part in passes for one in part)
         basis = "from the quickstart's times on two CPU cores, every output as long as it may be: an upper guess"
         return Estimate(engines, seconds, basis)
-    start = float(measured.loc[measured["start_s"] > 0, "start_s"].median())
+    starts = measured.loc[measured["start_s"] > 0, "start_s"]
+    start = float(starts.median()) if len(starts) else START_S
     cell = float(measured["generate_s"].mean())
     seconds = engines * start + sum(map(len, passes)) * cell
     return Estimate(

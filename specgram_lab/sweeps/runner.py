@@ -22,7 +22,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from specgram_lab import lab, ledger
-from specgram_lab.run import DONE, Ended, OutputFolderError, Progress, requested, writing
+from specgram_lab.run import DONE, OVER_MEMORY, Ended, OutputFolderError, Progress, requested, writing
 from specgram_lab.spec import Cell, SpecError, parse_cell
 from specgram_lab.sweeps import executors
 from specgram_lab.sweeps.definition import Sweep
@@ -31,8 +31,6 @@ from specgram_lab.sweeps.showing import filling
 
 CELLS = "cells.parquet"
 LOCK = "sweep.lock"
-AGAIN = frozenset({"killed"})
-"""Outcomes that a resumed sweep does not leave as they are: the cell was ended by somebody, not by itself."""
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 """What the system says of a full disk, a file that is too large, a quota; such a cell runs again, too."""
 NOT_RUN = "the cell has not run yet"
@@ -44,7 +42,7 @@ def run(
     folder: Path,
     *,
     executor: lab.Executor | None = None,
-    again: Collection[str] = AGAIN,
+    again: Collection[str] = (),
     changed: Changed = "refuse",
 ) -> lab.Results:
     """Run what is missing of ``sweep`` in ``folder`` and collect all of it.
@@ -53,7 +51,8 @@ def run(
         sweep: what to run.
         folder: a new one, or that of the same sweep or of one that this one extends.
         executor: `executors.Local` or `cluster.Ray`; by itself as many workers as the machine has room for.
-        again: outcomes of finished cells that are run again.
+        again: outcomes whose cells run again, beside those that somebody killed and those that met a full disk. A cell
+            that broke its own limit of memory would break it again.
         changed: what happens when finished cells are no longer in the sweep, or not as they were: ``refuse``, or
             ``drop`` them from the tables (their folders stay).
 
@@ -186,7 +185,9 @@ def forget(made: Plan, folder: Path, again: Collection[str]) -> None:
         found = outcome(folder, one.cell.cell_id)
         if found in (None, "ok", "unsupported") and found not in again:
             continue
-        if found in again or any(text in str(ledger.read_table(path, "runs")["reason"].iloc[0]) for text in FULL):
+        reason = str(ledger.read_table(path, "runs")["reason"].iloc[0])
+        from_outside = found == "killed" and not reason.startswith(OVER_MEMORY)
+        if found in again or from_outside or any(text in reason for text in FULL):
             (path / DONE).unlink()
 
 
@@ -233,8 +234,9 @@ def _flat(content: Any, at: str = "") -> dict[str, Any]:
 def collect(folder: Path) -> lab.Results:
     """The tables of a sweep from all its cells, written to ``folder``; a cell that has not run has its row, too."""
     cells = read_cells(folder)
+    paths = [folder / "cells" / run_id for run_id in cells["run_id"]]
     with writing(folder):
-        results = lab.collect([folder / "cells" / run_id for run_id in cells["run_id"]], folder)
+        results = lab.collect([path for path in paths if (path / DONE).is_file()], folder)
         missing = cells[~cells["run_id"].isin(results.runs["run_id"])]
         rows = [
             requested(parse_cell(json.loads(text))) | {"outcome": "no_data", "reason": NOT_RUN}
