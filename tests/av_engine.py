@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import random_drafter
-
-from specgram_lab import handover, ledger, models
+from specgram_lab import handover, ledger
 from specgram_lab import run as runs
 from specgram_lab.av import costs
 from specgram_lab.builders import options
@@ -25,18 +23,17 @@ from specgram_lab.spec import Cell, Grammar, parse_cell
 PROBE, MASKS, FACTS = "probe.jsonl", "masks.jsonl", "facts.json"
 
 
-def run(cells: dict[str, Cell], folder: Path, mixed: tuple[str, ...] = (), dspark: bool = False) -> dict[str, Path]:
+def run(cells: dict[str, Cell], folder: Path, mixed: tuple[str, ...] = ()) -> dict[str, Path]:
     """Run ``cells`` (alike but for budget and workload) on one engine; their folders by name.
 
-    In the ``mixed`` ones every second request has no grammar. ``dspark`` makes a drafter with random weights for
-    the cells that name ``folder / "dspark"``.
+    In the ``mixed`` ones every second request has no grammar.
     """
     folders = {name: folder / name for name in cells}
     for name, cell in cells.items():
         (folders[name] / "reports").mkdir(parents=True)
         handover.write_json(folders[name] / "cell.json", cell.model_dump(mode="json"))
     job = folder / "job.json"
-    content = {"folders": [str(f) for f in folders.values()], "mixed": list(mixed), "dspark": dspark}
+    content = {"folders": [str(f) for f in folders.values()], "mixed": list(mixed)}
     job.write_text(json.dumps(content), encoding="utf-8")
     first = next(iter(cells.values()))
     environment = os.environ | options.environment(first, "cpu", folders[next(iter(cells))] / "reports")
@@ -146,8 +143,6 @@ def main(job: dict[str, Any]) -> None:
     from specgram_lab.builders import session
 
     folders = [Path(text) for text in job["folders"]]
-    if job["dspark"]:
-        random_drafter.dspark(models.model_dir("smollm2-135m"), folders[0].parent / "dspark")
     specs = [parse_cell(json.loads((f / "cell.json").read_text(encoding="utf-8"))) for f in folders]
     llm = cells.build(specs[0])
     prompted = session.Session._prompted

@@ -26,6 +26,7 @@ from specgram_lab.drafters import (
     draft_model,
     dspark,
     eagle3,
+    evaluate,
     features,
     heads,
     mtp,
@@ -246,7 +247,7 @@ def test_a_recipe_sets_whole_groups_of_prompts_aside(chunks: list[data.Chunk]) -
 def test_the_confidence_head_is_fitted_to_what_was_set_aside(embedding: torch.Tensor) -> None:
     trainee = small(embedding, "dspark")
     assert isinstance(trainee, dspark.DSpark)
-    pool = [sequence(seed=seed, length=40, greedy=True) for seed in range(6)]
+    pool = [replace(sequence(seed=seed, length=40, greedy=True), group=f"group {seed}") for seed in range(6)]
     sampled = sequence(seed=9, length=40)
     assert pool[0].greedy
     assert not sampled.greedy
@@ -486,3 +487,14 @@ def test_where_a_drafter_runs_is_a_matrix_with_reasons(tmp_path: Path) -> None:
     assert shown.loc[("dspark", 5), ("v2", *found[["scheduling", "budget", "grammar"]].iloc[0])] == "2.12"
     assert shown.loc[("dspark", 5), "v1"].eq("-").all()
     assert support.reasons(found).splitlines()[0] == "drafter dspark exists for Model Runner V2 only (dspark)"
+
+
+def test_calibration_of_all_prompts_is_that_of_the_kinds_together() -> None:
+    def kind(n: int, accepted: float) -> dict[str, list[dict[str, object]]]:
+        return {
+            "confidence": [{"position": 0, "bins": [{"bin": 0.55, "confidence": 0.5, "accepted": accepted, "n": n}]}]
+        }
+
+    (row,) = evaluate.pooled({"free": kind(30, 0.6), "json_schema": kind(10, 0.2), "none": {}})
+    assert (row["n"], row["expected_calibration_error"], row["bins"][0]["accepted"]) == (40, 0.0, 0.5)
+    assert row["bins"][0]["low"] < 0.5 < row["bins"][0]["high"]

@@ -217,5 +217,7 @@ def test_a_trained_drafter_is_measured_on_an_engine(tmp_path: Path) -> None:
         assert one["own_text"]["differing"] == one["own_text"]["ties"]
         assert one["confidence"][0]["n"] == sum(b["n"] for b in one["confidence"][0]["bins"]) > 50
         assert one["confidence"][0]["expected_calibration_error"] < 0.5
+    together = evaluate.pooled(found)
+    assert [row["n"] for row in together[:1]] == [sum(one["confidence"][0]["n"] for one in found.values())]
     again = evaluate.to_text({"dspark": found}).splitlines()
-    assert [line.split()[:2] for line in again[1:]] == [["dspark", kind] for kind in found]
+    assert [line.split()[:2] for line in again[1:]] == [["dspark", kind] for kind in (*found, "confidence,")]

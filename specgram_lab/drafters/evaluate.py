@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,30 @@ def _confidence(steps: pd.DataFrame, path: Path) -> list[dict[str, Any]]:
     return positions
 
 
+def pooled(kinds: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The ``confidence`` of all held-out prompts together, from that of each kind: bins of the same width add up."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for one in kinds.values():
+        for row in one.get("confidence", []):
+            found.setdefault(int(row["position"]), []).extend(row["bins"])
+    rows = []
+    for position, parts in sorted(found.items()):
+        bins = []
+        for middle in sorted({part["bin"] for part in parts}):
+            own = [part for part in parts if part["bin"] == middle]
+            n = sum(part["n"] for part in own)
+            right = stats.rate(round(sum(p["n"] * p["accepted"] for p in own)), n, event="accepted", per="draft_token")
+            confidence = sum(part["n"] * part["confidence"] for part in own) / n
+            bins.append(
+                {"bin": middle, "confidence": _round(confidence), "accepted": _round(right.value), "n": n}
+                | {"low": _round(right.low), "high": _round(right.high)}
+            )
+        n = sum(row["n"] for row in bins)
+        error = sum(row["n"] * abs(row["confidence"] - row["accepted"]) for row in bins) / n
+        rows.append({"position": position, "n": n, "expected_calibration_error": _round(error), "bins": bins})
+    return rows
+
+
 def without(cell: Cell) -> Cell:
     """The cell with the same target and no drafter."""
     engine = cell.engine.model_copy(update={"budget": Budget()})
@@ -150,6 +174,10 @@ def to_text(results: dict[str, dict[str, Any]]) -> str:
                 f"{name:<12} {kind:<12} {length:>7.3f}  {low:.3f} to {high:.3f}   {invalid:>8.3f}  "
                 f"{_own_text(one.get('own_text')):<22} {shares}"
             )
+        together = pooled(kinds)
+        if together:
+            errors = ", ".join(f"{row['expected_calibration_error']:.3f} (n {row['n']})" for row in together)
+            lines.append(f"{name:<12} confidence, all prompts: expected calibration error at position 1 to k: {errors}")
     return "\n".join(lines)
 
 
