@@ -10,7 +10,7 @@ import ledgers
 import numpy as np
 import pandas as pd
 import pytest
-from engines import NGRAM, OBJECT, SCHEMA, SELF, cell
+from engines import NGRAM, SCHEMA, SELF, cell
 
 from specgram_lab import capabilities, ledger, semantics
 from specgram_lab.av import costs

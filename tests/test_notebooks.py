@@ -137,7 +137,7 @@ NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 SMALL = {
     "03_drafters": {"names": [], "ks": [2], "limit": 2, "max_tokens": 16},
     "04_av_budgets": {
-        "dspark": "", "limit": 2, "max_tokens": 16, "concurrencies": [2], "curves": ["gpu-nemotronh-30b-a3b"],
+        "trained": [], "limit": 2, "max_tokens": 16, "concurrencies": [2], "curves": ["gpu-nemotronh-30b-a3b"],
         "estimator_limit": 8,
     },
     "06_sweep": {"drafters": [NGRAM], "ks": [2], "schedulings": ["sync"], "limit": 2, "max_tokens": 16},
