@@ -62,6 +62,12 @@ def test_axes_are_paths_or_words_and_their_values_have_labels():
     assert (cell.drafter.k, cell.workload.temperature, cell.engine.scheduling) == (2, 0.5, "sync")
 
 
+def test_a_sweep_written_as_a_file_is_the_same_sweep(tmp_path):
+    made = sweep(exclude=[{"drafter.method": "ngram", "scheduling": "async"}], repeats=2)
+    (tmp_path / "sweep.yaml").write_text(definition.dump(made), encoding="utf-8")
+    assert definition.load(tmp_path / "sweep.yaml") == made
+
+
 def test_k_leaves_a_cell_without_a_drafter_alone_and_it_appears_once():
     found = sweep().combinations()
     assert len(found) == 2 * (1 + 2 + 2)

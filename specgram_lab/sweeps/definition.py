@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from specgram_lab.spec import Cell, Limits, Model, SpecError, explain, parse_cell, read_yaml
@@ -134,6 +135,11 @@ def load(path: Path) -> Sweep:
         return parse(content, path.absolute().parent)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
+
+
+def dump(sweep: Sweep) -> str:
+    """``sweep`` as YAML, which `load` reads back; what is as it is by itself is left out."""
+    return yaml.safe_dump(sweep.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
 def _labels(axis: str, values: Any) -> dict[str, Any]:
