@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import made_cells
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from specgram_lab import cli, lab, ledger, run
 from specgram_lab.spec import SpecError
 from specgram_lab.stats import Estimate
-from specgram_lab.sweeps import compare, definition, executors, plan, runner, showing
+from specgram_lab.sweeps import cluster, compare, definition, executors, plan, runner, showing
 from specgram_lab.sweeps import results as sweep_results
 
 
@@ -551,3 +552,14 @@ def test_a_worker_that_cannot_write_says_so(tmp_path):
     (tmp_path / "cells" / first).symlink_to(tmp_path / "nowhere" / "else")
     with pytest.raises(run.OutputFolderError, match=f"results cannot be written to .*{first}: "):
         runner.run(sweep(axes=REFUSED), tmp_path, executor=executors.Local(2))
+
+
+def test_what_ray_kept_for_a_runner_that_was_killed_goes_with_the_next_sweep(folder, tmp_path, monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine, theirs = (tmp_path / f"{cluster.SCRATCH}{pid}-abc" for pid in (os.getpid(), gone.pid))
+    mine.mkdir(), theirs.mkdir()
+    swept(folder)
+    assert mine.is_dir()
+    assert not theirs.exists()

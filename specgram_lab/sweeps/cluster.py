@@ -125,7 +125,6 @@ def _connected(address: str | None) -> Iterator[Any]:
     variables = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     before = set(psutil.Process().children(recursive=True))
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-    _clean_up_after_the_killed()
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", ignore_cleanup_errors=True) as scratch:
         own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_temp_dir": scratch}
         for tries_left in reversed(range(TRIES if where == LOCAL else 1)):
@@ -146,7 +145,7 @@ def _connected(address: str | None) -> Iterator[Any]:
             _end(ray, before)
 
 
-def _clean_up_after_the_killed() -> None:
+def clean_up_after_the_killed() -> None:
     """Remove the scratch folders of runners that are no more; they lie where Ray's sockets have short names."""
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         pid = path.name.removeprefix(SCRATCH).partition("-")[0]

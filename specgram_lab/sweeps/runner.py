@@ -24,7 +24,7 @@ import pandas as pd
 from specgram_lab import lab, ledger
 from specgram_lab.run import DONE, OVER_MEMORY, Ended, OutputFolderError, Progress, requested, writing
 from specgram_lab.spec import Cell, SpecError, parse_cell
-from specgram_lab.sweeps import executors
+from specgram_lab.sweeps import cluster, executors
 from specgram_lab.sweeps.definition import Sweep
 from specgram_lab.sweeps.plan import Plan, plan
 from specgram_lab.sweeps.showing import filling
@@ -142,9 +142,10 @@ def terminable() -> Iterator[None]:
 
 
 def clean(folder: Path) -> None:
-    """Remove what a runner that was killed had not finished writing."""
+    """Remove what a runner that was killed had not finished writing, and what Ray kept for it."""
     for path in folder.glob(".*.tmp"):
         path.unlink()
+    cluster.clean_up_after_the_killed()
 
 
 def write_cells(made: Plan, folder: Path) -> None:
