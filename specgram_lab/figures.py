@@ -41,6 +41,7 @@ class Look(NamedTuple):
 DRAFTERS: Final[Mapping[str, Look]] = {
     "none": Look("#7f7f7f", "x", ":", "no drafter"),
     "ngram": Look("#332288", "o", "-", "n-gram"),
+    "ngram_gpu": Look("#6699CC", "h", ":", "n-gram (V2's kernel)"),
     "draft_model": Look("#117733", "s", "--", "draft model"),
     "eagle3": Look("#CC6677", "^", "-.", "EAGLE-3"),
     "mtp": Look("#AA4499", "D", "-", "MTP"),

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> dict[str, Any]:
-    """The lab's commit and whether the checkout differs from it; empty outside a checkout."""
+    """The lab's commit and whether the checkout differs from it outside `results`; empty outside a checkout."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -46,7 +46,7 @@ def commit() -> dict[str, Any]:
     revision = git("rev-parse", "HEAD")
     if revision is None:
         return {}
-    return {"commit": revision, "dirty": bool(git("status", "--porcelain"))}
+    return {"commit": revision, "dirty": bool(git("status", "--porcelain", "--", ":/", ":(top,exclude)results"))}
 
 
 def cpu_model() -> str:
