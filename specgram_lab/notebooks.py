@@ -21,6 +21,8 @@ from specgram_lab.handover import write_json
 from specgram_lab.spec import SpecError
 
 MARK = "notebook.json"
+LONG, KEPT = 100_000, 4000
+"""An output of more characters than the first is cut in an executed copy, which keeps so many of each end."""
 Outcome = Literal["ok", "failed", "kernel_died", "no_data"]
 
 
@@ -133,6 +135,8 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     except Exception as error:  # noqa: BLE001  a time-out of papermill, a kernel that does not start
         outcome, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"
     seconds = time.monotonic() - begin
+    if copy.is_file():
+        shorten(copy, f"{path.stem}.log")
     seen = json.loads((out / MARK).read_text(encoding="utf-8"))["parameters"] if (out / MARK).is_file() else None
     if outcome == "ok":
         if seen is None:
@@ -146,6 +150,21 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
                 name = wrong[0]
                 outcome, reason = "failed", f"parameter {name} was {given[name]!r}, the notebook saw {seen.get(name)!r}"
     return Executed(outcome, reason, copy, seen or {}, seconds)
+
+
+def shorten(copy: Path, log: str) -> None:
+    """Cut the middle out of long texts among the outputs of an executed copy; what was printed stands in ``log``."""
+    content = json.loads(copy.read_text(encoding="utf-8"))
+    for output in (output for cell in content["cells"] for output in cell.get("outputs", ())):
+        for holder, key in ((output, "text"), (output.get("data", {}), "text/plain")):
+            text = holder.get(key)
+            text = "".join(text) if isinstance(text, list) else text
+            if text and len(text) > LONG:
+                left_out = f"\n[{len(text) - 2 * KEPT} characters left out here; what was printed is in {log}]\n"
+                holder[key] = f"{text[:KEPT]}{left_out}{text[-KEPT:]}"
+    part = copy.with_name(f".{copy.name}.tmp")
+    part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(copy)
 
 
 def close(folder: str | Path, parameters: Mapping[str, Any], *, rows: int) -> None:

@@ -52,6 +52,22 @@ def test_a_notebook_that_closes_is_ok_and_its_parameters_are_the_given_ones(tmp_
 
 
 @pytest.mark.engine
+def test_one_line_of_fifty_megabytes_is_in_the_log_and_its_ends_in_the_copy(tmp_path):
+    path = write(
+        tmp_path / "flood.ipynb", "out = '.'\nn = 1", "print('<' + 'x' * 50_000_000 + '>')\n'y' * 200_000", CLOSE
+    )
+    done = notebooks.execute(path, tmp_path / "out")
+    assert (done.outcome, done.reason) == ("ok", "")
+    assert done.notebook.stat().st_size < 100_000
+    printed, value = nbformat.read(done.notebook, 4).cells[-2].outputs
+    assert printed["text"].startswith("<x")
+    assert printed["text"].endswith("x>\n")
+    assert "characters left out here; what was printed is in flood.log" in printed["text"]
+    assert "characters left out" in value["data"]["text/plain"]
+    assert (tmp_path / "out" / "flood.log").stat().st_size >= 50_000_000
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("cells", "outcome", "reason"),
     [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from specgram_lab.sweeps.runner import locked, terminable
 
 ENTRY = "entry.json"
 """What became of an entry; without it the entry has not run."""
-KEPT = 4000
-"""Characters of the beginning and of the end of an output that a copy keeps; all of it stands in the log."""
 
 
 class Block(Model):
@@ -141,23 +138,6 @@ def _execute(entry: Entry, out: Path) -> page.Made:
         if not path.is_dir():
             path.unlink()
     done = notebooks.execute(entry.notebook, folder, entry.parameters)
-    if done.notebook.is_file():
-        shorten(done.notebook, f"{entry.notebook.stem}.log")
     found = {"outcome": done.outcome, "reason": done.reason, "seconds": done.seconds, "seen": done.parameters}
     write_json(folder / ENTRY, found)
     return _known(entry, out)
-
-
-def shorten(copy: Path, log: str) -> None:
-    """Cut the middle out of long texts among the outputs of an executed copy; they stand in ``log``."""
-    content = json.loads(copy.read_text(encoding="utf-8"))
-    for cell in content["cells"]:
-        for output in cell.get("outputs", ()):
-            text = output.get("text")
-            text = "".join(text) if isinstance(text, list) else text
-            if text and len(text) > 3 * KEPT:
-                left_out = f"\n[{len(text) - 2 * KEPT} characters left out here; all of it is in {log}]\n"
-                output["text"] = f"{text[:KEPT]}{left_out}{text[-KEPT:]}"
-    part = copy.with_name(f".{copy.name}.tmp")
-    part.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-    shutil.move(part, copy)
