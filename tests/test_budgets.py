@@ -320,11 +320,9 @@ def test_verified_is_what_the_worker_verified_at_every_step(engine):
 def test_the_policys_budget_is_what_was_verified(engine):
     for name, folder in engine.items():
         av = budget_tables.read([folder])["av_steps"].dropna(subset="budget").set_index("step")
-        known = {step: set(rows["request_id"]) for step, rows in av_engine.steps(folder).groupby("step")}
-        seen = av_engine.probe(folder)
-        own = [step for step in av.index if set(seen[step]["drafts"]) <= known.get(step, set())]
-        assert len(own) >= len(av) - 4, name  # less those of a request that has ended
-        av = av.loc[own]
+        known = av_engine.steps(folder).groupby("step").size().reindex(av.index, fill_value=0)
+        assert (known < av["requests"]).sum() <= 4, name  # steps with a request that has ended, of an async scheduler
+        av = av[known == av["requests"]]
         verified = av_engine.steps(folder).groupby("step")[["verified", "padded", "scheduled"]].sum().loc[av.index]
         assert (verified["verified"] + verified["padded"] == av["budget"]).all(), name
         assert (verified["scheduled"] == av["scheduled"]).all()
@@ -375,7 +373,7 @@ def test_three_regimes_in_batches_of_structured_and_free_requests_and_a_prefill_
                 regimes[regime] += 1
                 prefills[regime] += bool((rows["request_step"] == 0).any())
     assert min(regimes.values()) > 0, regimes
-    assert min(prefills.values()) > 0, prefills
+    assert min(prefills["some"], prefills["all"]) > 0, prefills
 
 
 @pytest.mark.engine
@@ -418,19 +416,20 @@ def test_a_thousand_steps_at_zero_are_ordinary_steps(target_folder, tmp_path):
         DSPARK,
         SCHEMA,
         engine={"runner": "v2", "budget": {"policy": "none"}},
-        workload={"concurrency": 2, "prompts": "records", "limit": None, "max_tokens": 384},
+        workload={"concurrency": 2, "prompts": "records", "limit": None, "repeats": 2, "max_tokens": 384},
     )
     ran = engines.run({"zero": zero}, tmp_path)["zero"]
     steps, requests, runs = ran.steps, ran.requests, ran.runs
     assert runs["outcome"].iloc[0] == "ok"
     assert steps["step"].nunique() >= 1000
     assert steps["step"].max() - steps["step"].min() + 1 == steps["step"].nunique()
-    assert set(requests["output_class"]) <= {"valid", "truncated"}
-    assert (requests["output_class"] == "valid").sum() > 0
+    assert set(requests["output_class"]) == {"valid"}
     total = semantics.totals(steps, (), ("rfc",), runs=runs).iloc[0]
     assert total["verified"] == total["accepted"] == 0
     assert total["drafted"] == 5 * total["spec_steps"] > 5000
     assert total["mean_acceptance_length"] == 1.0
+    begins = steps.groupby("step").filter(lambda rows: (rows["request_step"] == 0).any())
+    assert (begins["scheduled"] > 0).sum() > 10  # prefills beside drafts of which none is verified
 
 
 @pytest.mark.engine
@@ -513,7 +512,7 @@ def compare(known, folder, what, k=None):
     mine, real = (table[columns].sort_values(["step", "request_id"]) for table in (one.steps, steps))
     if one.totals["inexact"].iloc[0]:  # the estimator was fitted, with verdicts that nobody knows
         mine, real = (table[table["step"] < REFIT_INTERVAL] for table in (mine, real))
-    assert len(real) > 10, what
+    assert len(real) >= 6, what
     mine, real = mine.astype(str), real.astype(str)
     pd.testing.assert_frame_equal(mine.reset_index(drop=True), real.reset_index(drop=True), obj=what)
 
