@@ -297,7 +297,8 @@ def spoiled(seen: pd.DataFrame, runs: pd.DataFrame, results: lab.Results) -> pd.
             slope, intercept = fits[name]
             row[f"p {name}"] = float(np.mean(1 / (1 + np.exp(-(slope * features + intercept)))))
         rows.append(row | {"p real": float(first["accepted"].mean())})
-    return pd.DataFrame(rows)
+    found = ["refits", "slope recorded", "slope again", "slope spared", "p recorded", "p spared", "p real"]
+    return pd.DataFrame(rows, columns=[*runs.columns, *found])
 
 
 def policies(k: int, concurrency: int, curves: Sequence[CostCurve]) -> list[Budget]:
