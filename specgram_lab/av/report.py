@@ -158,18 +158,25 @@ def reliability(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["bin", "confidence", "accepted", "low", "high", "n"])
 
 
+def calibration_error(bins: pd.DataFrame) -> float:
+    """Over bins of `reliability`: how far confidence and acceptance are apart, weighed by the tokens in the bin.
+
+    Expected calibration error, Guo et al., 2017, equation 3.
+    """
+    apart = (bins["confidence"] - bins["accepted"]).abs()
+    return float((apart * bins["n"]).sum() / bins["n"].sum())
+
+
 def calibration(seen: pd.DataFrame, bins: int = 10) -> pd.DataFrame:
     """One row a draft position (from 0): ``n`` tokens judged, mean ``confidence``, ``accepted`` (fraction), and
-    ``expected_calibration_error``: over bins of equal width, how far the two are apart, weighed by the tokens in the
-    bin (Guo et al., 2017, equation 3).
+    ``expected_calibration_error`` (`calibration_error`).
     """
     rows = []
     for position, part in seen[seen["judged"].astype(bool)].groupby("position"):
         found = reliability(part, bins)
-        error = ((found["confidence"] - found["accepted"]).abs() * found["n"]).sum() / found["n"].sum()
         rows.append({
             "position": int(str(position)), "n": len(part), "confidence": float(part["confidence"].mean()),
-            "accepted": float(part["accepted"].mean()), "expected_calibration_error": float(error),
+            "accepted": float(part["accepted"].mean()), "expected_calibration_error": calibration_error(found),
         })  # fmt: skip
     columns = ["position", "n", "confidence", "accepted", "expected_calibration_error"]
     return pd.DataFrame(rows, columns=columns)

@@ -103,8 +103,8 @@ def pooled(kinds: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 {"bin": middle, "confidence": _round(confidence), "accepted": _round(right.value), "n": n}
                 | {"low": _round(right.low), "high": _round(right.high)}
             )
+        error = budgets.calibration_error(pd.DataFrame(bins))
         n = sum(row["n"] for row in bins)
-        error = sum(row["n"] * abs(row["confidence"] - row["accepted"]) for row in bins) / n
         rows.append({"position": position, "n": n, "expected_calibration_error": _round(error), "bins": bins})
     return rows
 

@@ -19,7 +19,7 @@ SEED: Final = 7
 """Of the bootstrap."""
 BY: Final = ("drafter", "k", "grammar", "scheduling_effective")
 """Where the sweep has an axis ``drafter``, its labels stand for the methods: two draft models are two drafters."""
-OTHER: Final = figures.Look("#6699CC", "h", "-", "")
+OTHER: Final = figures.Look("#997700", "p", "-", "")
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<")
 SCHEDULINGS: Final = {"sync": ("-", True), "async": (":", False)}
 """Line style and whether the marker is filled."""
