@@ -22,6 +22,8 @@ Method = Literal[
 ]
 GrammarKind = Literal["none", "json_object", "json_schema", "regex", "ebnf", "choice", "structural_tag"]
 NEEDS_WEIGHTS: frozenset[str] = frozenset({"draft_model", "eagle3", "mtp", "dflash", "dflash2", "dspark"})
+BLOCKS: frozenset[str] = frozenset({"dflash", "dflash2", "dspark"})
+"""Methods that propose a block of one length in one pass: another k is another proposal."""
 
 
 class SpecError(ValueError):

@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from specgram_lab import capabilities, lab, models, run, workloads
+from specgram_lab.cli import app
 from specgram_lab.drafters import (
     batches,
     bfcl,
@@ -40,6 +42,7 @@ from specgram_lab.drafters import (
 from specgram_lab.drafters.blocks import target_embedding
 from specgram_lab.paths import DATA
 from specgram_lab.spec import parse_cell
+from specgram_lab.sweeps import runner
 
 
 @pytest.fixture(scope="module")
@@ -498,3 +501,11 @@ def test_calibration_of_all_prompts_is_that_of_the_kinds_together() -> None:
     (row,) = evaluate.pooled({"free": kind(30, 0.6), "json_schema": kind(10, 0.2), "none": {}})
     assert (row["n"], row["expected_calibration_error"], row["bins"][0]["accepted"]) == (40, 0.0, 0.5)
     assert row["bins"][0]["low"] < 0.5 < row["bins"][0]["high"]
+
+
+def test_two_evaluations_do_not_share_a_folder(tmp_path: Path) -> None:
+    with runner.locked(tmp_path):
+        done = CliRunner().invoke(app, ["drafters", "evaluate", "draft_model", "--out", str(tmp_path)])
+    assert isinstance(done.exception, run.OutputFolderError)
+    assert "has a runner already" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ import pandas as pd
 from specgram_lab import ledger
 from specgram_lab.av import lookup
 from specgram_lab.av import tables as budget_tables
-from specgram_lab.spec import Cell, parse_cell
+from specgram_lab.spec import BLOCKS, Cell, parse_cell
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,8 +42,6 @@ Reals = npt.NDArray[np.float32]
 
 CHAINED = frozenset({"draft_model"})
 NGRAM = frozenset({"ngram", "ngram_gpu"})
-BLOCKS = frozenset({"dflash", "dflash2", "dspark"})
-"""Drafters that propose all tokens in one pass: another k is another proposal."""
 STEPWISE = frozenset({"eagle3", "mtp"})
 
 UNKNOWN = -1

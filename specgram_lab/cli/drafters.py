@@ -65,8 +65,12 @@ def evaluate(
     """Measure acceptance on the held-out prompts at temperature 0, on Model Runner V2."""
     from specgram_lab.drafters import evaluate as measure
     from specgram_lab.drafters import registry
+    from specgram_lab.run import writing
+    from specgram_lab.sweeps.runner import locked, terminable
 
-    results = {name: measure.evaluate(name, out.absolute(), limit) for name in measure.chosen(names or [])}
+    chosen = measure.chosen(names or [])
+    with writing(out), locked(out), terminable():
+        results = {name: measure.evaluate(name, out.absolute(), limit) for name in chosen}
     if keep:
         for name, kinds in results.items():
             where = registry.folder(name)

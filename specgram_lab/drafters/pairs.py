@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specgram_lab.drafters import registry
+from specgram_lab.spec import BLOCKS
 
 TARGET = "smollm2-135m"
-BLOCKS = frozenset({"dflash", "dflash2", "dspark"})
-"""Methods whose drafter proposes blocks of the length that it was trained for."""
 
 
 def parts(name: str, k: int | None = None) -> dict[str, dict[str, Any]]:
