@@ -201,7 +201,7 @@ def _killed_once(kind: str, folder: Path, scratch: Path, chance: random.Random) 
         time.sleep(0.05)
     target = _target(process, kind)
     if target is None:
-        process.wait()
+        assert process.wait() == 0, (scratch / "log").read_text(encoding="utf-8")[-2000:]
         return []
     with contextlib.suppress(psutil.NoSuchProcess):
         target.send_signal(how)

@@ -125,7 +125,8 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     try:
         with (out / f"{path.stem}.log").open("w", encoding="utf-8") as log:
             papermill.execute_notebook(
-                unformatted(path), unformatted(copy), parameters=given, kernel_name="python3", cwd=str(path.parent),
+                unformatted(path), unformatted(copy), parameters=given, kernel_name="python3",
+                language="python", cwd=str(path.parent),
                 progress_bar=False, stdout_file=log, stderr_file=log, log_output=False,
             )  # fmt: skip
     except DeadKernelError:

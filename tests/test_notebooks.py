@@ -19,7 +19,6 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 def write(path: Path, *cells: str, tags: tuple[str, ...] = ("parameters",)) -> Path:
     made = new_notebook(cells=[new_code_cell(text) for text in cells])
     made.cells[0].metadata["tags"] = list(tags)
-    made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(made, path)
     return path
 
