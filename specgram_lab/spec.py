@@ -253,7 +253,8 @@ class Engine(Model):
     """Which engine, and how it is set up. ``auto`` is resolved, and what it became is stored with the run.
 
     ``build`` is the release of an installed build (`specgram_lab.builds`); ``python`` the interpreter of any other one.
-    ``patches`` are names from `specgram_lab.patches`, beyond those that the builder needs by itself. A ``server`` is
+    ``patches`` are names from `specgram_lab.patches`, beyond those that the builder needs by itself;
+    ``reasoning_parser`` is one of vLLM's, or ``specgram_fence``, for a target that fences its answers. A ``server`` is
     seen from outside: ``url`` is where it is, ``log`` the file that it logs to, and ``target.model`` the name that it
     serves the model under.
     """

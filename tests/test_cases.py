@@ -366,3 +366,14 @@ def test_a_function_is_rewritten_in_place_and_more_than_once():
     assert twice.__wrapped__ is function_of_vllm
     with pytest.raises(registry.PatchError, match="function_of_vllm has 0 places that read 'a - 1'"):
         rewritten(function_of_vllm, ("a - 1", "a"))
+
+
+@pytest.mark.parametrize(("found", "wrong"), [(7, False), (0, True)])
+def test_how_many_lines_a_real_drafter_makes_is_its_own(found, wrong):
+    lines = {"Failed to advance FSM": found} if found else {}
+    events = {"draft-probe": found, "commit": 0}
+    content = {"cell": {"drafter": {"method": "none"}, "workload": {"prompts": "records"}}, "means": "m"}
+    expected = {"draft_probe": "some", "lines": {"Failed to advance FSM": "some"}}
+    one = cases.Run.model_validate({"name": "a", "builds": ["0.28.0"], "expected": expected, **content}, strict=False)
+    told = runs.differences(one, verdict(events=events, logged=events, lines=lines), pd.Series(), {})
+    assert [text.partition(":")[0] for text in told] == (["draft-probe events", "lines"] if wrong else [])

@@ -22,8 +22,10 @@ PATCHES = "SPECGRAM_PATCHES"
 """Environment variable: names of patches, separated by commas."""
 OPTIONS = "SPECGRAM_PATCH_OPTIONS"
 """Environment variable: JSON object, options by patch."""
-REASONING_PARSER = "specgram_marks"
-"""Name of the reasoning parser in `specgram_lab.builders.reasoning`."""
+MARKS, FENCE = "specgram_marks", "specgram_fence"
+"""Names of the reasoning parsers in `specgram_lab.builders.reasoning`."""
+FENCE_END = "\n"
+"""What ends that which `FENCE` calls reasoning."""
 REPORTS = "SPECGRAM_REPORTS"
 """Environment variable: folder that each process of an engine writes its report to."""
 
@@ -149,6 +151,13 @@ def speculative_config(cell: Cell) -> dict[str, Any] | None:
     return config
 
 
+def reasoning(parser: str) -> dict[str, str]:
+    """The reasoning parser of that name as structured_outputs_config has it: one of vLLM's, or `MARKS` or `FENCE`."""
+    if parser not in (MARKS, FENCE):
+        return {"reasoning_parser": parser}
+    return {"reasoning_parser": parser, "reasoning_parser_plugin": str(Path(__file__).with_name("reasoning.py"))}
+
+
 def engine_arguments(cell: Cell) -> dict[str, Any]:
     """Keyword arguments of vLLM's `LLM` for ``cell``."""
     engine, workload = cell.engine, cell.workload
@@ -168,7 +177,7 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
         "structured_outputs_config": {
             "backend": cell.grammar.backend,
             "disable_any_whitespace": cell.grammar.disable_any_whitespace,
-            **({"reasoning_parser": engine.reasoning_parser} if engine.reasoning_parser else {}),
+            **(reasoning(engine.reasoning_parser) if engine.reasoning_parser else {}),
         },
     }
     if workload.scenario is not None:
@@ -178,10 +187,7 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
             arguments["model"] = str(marks.tokenizer_folder(models.model_dir(cell.target.model)))
             arguments["structured_outputs_config"] |= {"reasoning_parser": "qwen3"}
         elif setting.reasoning:
-            arguments["structured_outputs_config"] |= {
-                "reasoning_parser": REASONING_PARSER,
-                "reasoning_parser_plugin": str(Path(__file__).with_name("reasoning.py")),
-            }
+            arguments["structured_outputs_config"] |= reasoning(MARKS)
     template = Path(arguments["model"]) / "chat_template.jinja"
     if template.is_file():  # the one that is used anyway; vLLM would load a processor to look for another
         arguments["chat_template"] = str(template)

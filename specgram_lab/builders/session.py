@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specgram_lab import grammars, models, workloads
+from specgram_lab.builders.options import FENCE, FENCE_END
 from specgram_lab.scenarios import load_scenario
 from specgram_lab.spec import Cell, Grammar
 
@@ -48,7 +49,8 @@ class Session:
         self.progress = progress
         self.tokenizer = llm.get_tokenizer()
         scenario = cell.workload.scenario
-        self.reasoning_end = load_scenario(scenario).setting.reasoning_end if scenario else None
+        fenced = FENCE_END if cell.engine.reasoning_parser == FENCE else None
+        self.reasoning_end = load_scenario(scenario).setting.reasoning_end if scenario else fenced
         self.requests = self._scripted() if cell.workload.scenario else self._prompted()
         self.seconds = 0.0
         self.output_tokens = 0

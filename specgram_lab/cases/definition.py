@@ -16,6 +16,7 @@ from specgram_lab.paths import DATA
 from specgram_lab.spec import Cell, Model, SpecError, explain, parse_cell, read_yaml
 
 FOLDER = DATA / "cases"
+SOME = "some"
 
 
 class Expected(Model):
@@ -23,19 +24,20 @@ class Expected(Model):
 
     ``draft_probe`` and ``commit`` count FSM events by where they happen, ``died`` the requests that ended with an
     error, ``valid`` those whose output obeys its grammar, of all ``of``. ``lines`` counts the engine's log lines by a
-    text that they hold; a line that is about a refusal and not named here is not expected. ``reason`` is a text in the
-    reason of an outcome that is not ok. ``counts``: every count is what the scenario's file expects. ``classes`` are
-    the classes of the outputs where they matter.
+    text that they hold; a line that is about a refusal and not named here is not expected. Where a real drafter
+    proposes, how many they are is its own: `SOME` is one or more. ``reason`` is a text in the reason of an outcome that
+    is not ok. ``counts``: every count is what the scenario's file expects. ``classes`` are the classes of the outputs
+    where they matter.
     """
 
     outcome: Literal["ok", "unsupported", "engine_failed"] = "ok"
     reason: str = ""
-    draft_probe: int = 0
+    draft_probe: int | Literal["some"] = 0
     commit: int = 0
     died: int = 0
     valid: int | None = None
     of: Annotated[int, Field(ge=1)] = 1
-    lines: dict[str, int] = Field(default_factory=dict)
+    lines: dict[str, int | Literal["some"]] = Field(default_factory=dict)
     counts: bool = False
     classes: dict[str, int] = Field(default_factory=dict)
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from specgram_lab import builds, ledger, scenarios
 from specgram_lab.cases import Case, Run
+from specgram_lab.cases.definition import SOME
 from specgram_lab.handover import CELL_BEGINS
 from specgram_lab.run import LOG, run_cells
 from specgram_lab.servers.log import LogReport, read_log
@@ -157,7 +158,7 @@ def differences(one: Run, found: Verdict, row: pd.Series, tables: Mapping[str, p
         pairs += [("classes of outputs", found.classes, expected.classes)]
     if expected.reason not in found.reason:
         wrong.append(f"the reason is {found.reason!r}, expected was one with {expected.reason!r}")
-    wrong += [f"{name}: {got}, expected {wanted}" for name, got, wanted in pairs if got != wanted]
+    wrong += [f"{name}: {got}, expected {wanted}" for name, got, wanted in pairs if not _met(got, wanted)]
     if found.outcome != expected.outcome and found.reason:
         wrong.append(f"{found.outcome}: {found.reason}")
     if expected.counts and one.scenario is not None and found.outcome == "ok":
@@ -165,6 +166,12 @@ def differences(one: Run, found: Verdict, row: pd.Series, tables: Mapping[str, p
         counts = scenarios.counts(row, tables["steps"])
         wrong += scenarios.differences(scenario.expected[one.scheduling], counts)
     return wrong
+
+
+def _met(got: object, wanted: object) -> bool:
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        return got.keys() == wanted.keys() and all(_met(got[key], wanted[key]) for key in wanted)
+    return isinstance(got, int) and got > 0 if wanted == SOME else got == wanted
 
 
 def _lines(folder: Path, cell: Cell) -> list[str]:
