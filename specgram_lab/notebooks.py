@@ -8,6 +8,7 @@ cell has written `MARK` with the parameters it saw (`close`), and these are the 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import math
 import os
@@ -17,10 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from specgram_lab.handover import write_json
 from specgram_lab.spec import SpecError
 
 MARK = "notebook.json"
+CONNECTION = ".kernel-{}.json"
+"""Where and with which key to reach the kernel of a process while it runs; in the notebook's folder, where the next
+run finds what one that was killed left."""
 LONG, KEPT = 100_000, 4000
 """An output of more characters than the first is cut in an executed copy, which keeps so many of each end."""
 Outcome = Literal["ok", "failed", "kernel_died", "no_data"]
@@ -98,6 +104,17 @@ def checked(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _end_kernel(connection: Path) -> None:
+    """End the kernel if it still is there, as after an interruption while it started; remove what kernels wrote."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if str(connection) in child.cmdline():
+                child.kill()
+                child.wait(5)
+    for path in connection.parent.glob(CONNECTION.format("*")):
+        path.unlink(missing_ok=True)
+
+
 def unformatted(path: Path) -> str:
     """A path as papermill takes it unchanged: it fills in what stands in braces."""
     return str(path).replace("{", "{{").replace("}", "}}")
@@ -112,12 +129,14 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     given = checked(path, parameters or {})
     out.mkdir(parents=True, exist_ok=True)
     if "out" in defaults(path):  # as the notebook sees it, so that the executed copy names no folder of this machine
         given.setdefault("out", os.path.relpath(out, path.parent))
     (out / MARK).unlink(missing_ok=True)
+    connection = out.absolute() / CONNECTION.format(os.getpid())
     copy = out / path.name
     begin = time.monotonic()
     outcome: Outcome = "ok"
@@ -128,6 +147,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
                 unformatted(path), unformatted(copy), parameters=given, kernel_name="python3",
                 language="python", cwd=str(path.parent),
                 progress_bar=False, stdout_file=log, stderr_file=log, log_output=False,
+                config=Config({"KernelManager": {"connection_file": str(connection)}}),
             )  # fmt: skip
     except DeadKernelError:
         outcome, reason = "kernel_died", "the kernel ended in the middle of the notebook"
@@ -135,6 +155,8 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) 
         outcome, reason = "failed", f"cell {error.exec_count}: {error.ename}: {' '.join(str(error.evalue).split())}"
     except Exception as error:  # noqa: BLE001  a time-out of papermill, a kernel that does not start
         outcome, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"
+    finally:
+        _end_kernel(connection)
     seconds = time.monotonic() - begin
     if copy.is_file():
         shorten(copy, f"{path.stem}.log")

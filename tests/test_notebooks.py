@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import nbformat
 import numpy as np
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -48,6 +54,28 @@ def test_a_notebook_that_closes_is_ok_and_its_parameters_are_the_given_ones(tmp_
     assert done.parameters["n"] == 7
     assert done.parameters["grammar"] == 'root ::= "c"'
     assert (tmp_path / "out" / "good.log").read_text(encoding="utf-8").strip().endswith("hello")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_notebook_that_is_killed_leaves_nothing_once_it_has_run_again(tmp_path, how):
+    path = write(tmp_path / "slow.ipynb", "out = '.'\nn = 1", "import time\ntime.sleep(60 * n)", CLOSE)
+    command = [sys.executable, "-m", "specgram_lab.cli", "notebook", str(path), "--out", str(tmp_path / "out")]
+    (tmp_path / "t").mkdir()
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path / "t")}, start_new_session=True)
+    connection = tmp_path / "out" / notebooks.CONNECTION.format(process.pid)
+    while process.poll() is None and not connection.is_file():
+        time.sleep(0.02)
+    kernels = [child for child in psutil.Process(process.pid).children() if str(connection) in child.cmdline()]
+    process.send_signal(how)
+    assert process.wait() != 0
+    assert connection.exists() == (how == signal.SIGKILL)
+    psutil.wait_procs(kernels, timeout=20)
+    assert not any(kernel.is_running() for kernel in kernels)
+    done = notebooks.execute(path, tmp_path / "out", {"n": 0})
+    assert (done.outcome, done.reason) == ("ok", "")
+    assert not list((tmp_path / "out").glob(".*"))
+    assert not list((tmp_path / "t").iterdir())
 
 
 @pytest.mark.engine

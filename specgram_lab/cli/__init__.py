@@ -122,11 +122,13 @@ def notebook(
     from specgram_lab import notebooks, tables
     from specgram_lab.lab import read
     from specgram_lab.spec import SpecError, read_yaml
+    from specgram_lab.sweeps.runner import terminable
 
     given = (read_yaml(values) if values else None) or {}
     if not isinstance(given, dict):
         raise SpecError(f"{values} holds no mapping of parameters")
-    done = notebooks.execute(path, out, given)
+    with terminable():
+        done = notebooks.execute(path, out, given)
     results = read(out)
     if not results.runs.empty:
         typer.echo(tables.to_text(tables.summary(results.tables)) + "\n")
