@@ -65,7 +65,11 @@ def test_a_cost_curve_is_part_of_the_cells_id_by_its_numbers():
 
 
 def test_every_curve_in_data_has_a_source_and_rises():
-    assert {"gpu-4x2080ti-fp4", "gpu-nemotronh-30b-a3b"} <= set(costs.names())
+    assert {"cpu-2core", "gpu-4x2080ti-fp4", "gpu-nemotronh-30b-a3b"} <= set(costs.names())
+    measured = costs.load("cpu-2core")
+    assert len(measured.verify) > 8
+    for point in (*measured.verify, *measured.draft):
+        assert point.low <= point.ms <= point.high
     for name in costs.names():
         curve = costs.load(name)
         assert curve.name == name
