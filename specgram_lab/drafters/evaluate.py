@@ -28,6 +28,7 @@ def cells(name: str, folder: Path, limit: int | None = None, **engine: Any) -> d
 
     A drafter that says how sure it is runs with adaptive verification of all drafts, which records its confidences.
     """
+    folder = folder.resolve()  # a part of the cells, however it was asked for
     pair = pairs.parts(name)
     sure = {"budget": {"policy": "all"}} if pair["drafter"]["method"] == "dspark" else {}
     folder.mkdir(parents=True, exist_ok=True)
