@@ -52,21 +52,78 @@ def calibration(found: Mapping[str, Sequence[Mapping[str, Any]]], figure: Figure
             error, n = one["expected_calibration_error"], int(one["n"])
             ax.set_title(f"{kind}, position {int(one['position']) + 1}\nerror {error:.3f}, n = {n}", fontsize=6)
             ax.set(xlabel="", ylabel="")
-    figure.supxlabel("confidence", fontsize=7)
+    for ax in axes[-1]:
+        ax.set_xlabel("confidence")
     figure.supylabel("accepted, of those judged", fontsize=7)
     return figure
 
 
-def landing(frame: pd.DataFrame, ax: Axes, title: str) -> Axes:
-    """How often each share of the scheduled drafts was the best budget: ``frame`` as `landing`, a line a group."""
-    for number, (key, part) in enumerate(frame.groupby(["drafter", "grammar", "concurrency"])):
-        steps = part.groupby("share")["steps"].sum().sort_index()
-        label = f"{key[0]}, {key[1]}, {key[2]} at once"
-        style = ("-", "--", ":", "-.")[number % 4]
-        ax.plot(steps.index, steps.cumsum() / steps.sum(), style, label=label, drawstyle="steps-post")
-    ax.set(xlabel="verified share of the scheduled", ylabel="steps at or below", title=title, xlim=(-0.02, 1.02))
-    ax.legend(fontsize=4.5, loc="lower right")
-    return ax
+def landing(frame: pd.DataFrame, curves: Sequence[CostCurve], figure: Figure) -> Figure:
+    """How often each share of the scheduled drafts was the best budget, a row a drafter, a column a curve: ``frame`` as
+    `specgram_lab.av.report.landing`, with the columns that tell runs apart."""
+    drafters = list(dict.fromkeys(frame["drafter"]))
+    axes = figure.subplots(len(drafters), len(curves), sharex=True, sharey=True, squeeze=False)
+    looks = _looks(frame)
+    for row, drafter in zip(axes, drafters, strict=True):
+        for ax, curve in zip(row, curves, strict=True):
+            own = frame[(frame["drafter"] == drafter) & (frame["budget"] == f"native({curve.name})")]
+            for key, part in own.groupby(["grammar", "concurrency"]):
+                steps = part.groupby("share")["steps"].sum().sort_index().cumsum()
+                shares = pd.concat([pd.Series({-0.02: 0.0}), steps / steps.iloc[-1]])
+                ax.plot(shares.index, shares, drawstyle="steps-post", **looks[key] | {"marker": ""})
+            ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.02))
+    return _grid(figure, axes, drafters, curves, "verified share of the scheduled drafts", "steps at or below")
+
+
+def policies(frame: pd.DataFrame, curves: Sequence[CostCurve], figure: Figure) -> Figure:
+    """Estimated tokens a second under each policy, over those of budget *all* on the same curve: ``frame`` as
+    `specgram_lab.av.report.table`, a row a drafter, a column a curve; of ``native`` the one on that curve."""
+    drafters = list(dict.fromkeys(frame["drafter"]))
+    labels = [one for one in dict.fromkeys(frame["budget"]) if not one.startswith("native(")]
+    axes = figure.subplots(len(drafters), len(curves), sharex=True, sharey="row", squeeze=False)
+    looks = _looks(frame)
+    for row, drafter in zip(axes, drafters, strict=True):
+        for ax, curve in zip(row, curves, strict=True):
+            ax.axhline(1, color="#999999", linewidth=0.8, linestyle="--")
+            for key, part in frame[frame["drafter"] == drafter].groupby(["grammar", "concurrency"]):
+                speeds = part.set_index("budget")[f"tokens_per_s: {curve.name}"]
+                gains = speeds.reindex([*labels, f"native({curve.name})"]) / speeds["all"]
+                ax.plot(range(len(gains)), gains, **looks[key] | {"linewidth": 0.5})
+            ax.set_xticks(range(len(labels) + 1), [*labels, "native"], rotation=40, ha="right", fontsize=5)
+    return _grid(figure, axes, drafters, curves, "", "estimated tokens/s over those of budget all")
+
+
+def _looks(frame: pd.DataFrame) -> dict[Any, dict[str, Any]]:
+    """A line for each grammar and number of requests: colour is how many, open and dashed what obeys a grammar."""
+    grammars, numbers = (sorted(set(frame[name])) for name in ("grammar", "concurrency"))
+    colours = ("#222222", "#c8553d", "#1b6ca8", "#4f772d")
+    return {
+        (grammar, number): {
+            "color": colours[numbers.index(number) % len(colours)],
+            "linestyle": "-" if grammar == "none" else "--",
+            "marker": "o",
+            "markersize": 3,
+            "markerfacecolor": colours[numbers.index(number) % len(colours)] if grammar == "none" else "white",
+            "label": f"{'no grammar' if grammar == 'none' else grammar}, {number} at once",
+        }
+        for number in numbers
+        for grammar in grammars
+    }
+
+
+def _grid(
+    figure: Figure, axes: Any, drafters: Sequence[str], curves: Sequence[CostCurve], x_label: str, y_label: str
+) -> Figure:
+    """Name rows and columns once, and what the lines are."""
+    for ax, curve in zip(axes[0], curves, strict=True):
+        ax.set_title(curve.name, fontsize=7)
+    for row, drafter in zip(axes, drafters, strict=True):
+        row[0].set_ylabel(drafter)
+    for ax in axes[-1]:
+        ax.set_xlabel(x_label)
+    figure.supylabel(y_label, fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=6)
+    return figure
 
 
 def drift(frame: pd.DataFrame, ax: Axes) -> Axes:

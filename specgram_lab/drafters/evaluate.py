@@ -119,7 +119,7 @@ def without(cell: Cell) -> Cell:
 
 
 def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, Any]:
-    """Mean acceptance length with its 95 % interval, acceptance at each position, grammar-invalid share."""
+    """Mean acceptance length and acceptance at each position with 95 % intervals, grammar-invalid share."""
     steps = tables["steps"]
     if row["outcome"] != "ok":
         return {"outcome": row["outcome"], "reason": row["reason"]}
@@ -137,13 +137,15 @@ def measured(tables: dict[str, pd.DataFrame], row: pd.Series[Any]) -> dict[str, 
         "spec_steps": len(spec),
         "acceptance_rate": _round(found.loc["acceptance_rate", "value"]),
         "per_position": _column(positions, "per_spec_step"),
+        "per_position_low": _column(positions, "per_spec_step", "low"),
+        "per_position_high": _column(positions, "per_spec_step", "high"),
         "given_previous_accepted": _column(positions, "given_previous_accepted"),
         "grammar_invalid_share": _round(1 - spec["grammar_valid"].sum() / spec["drafted"].sum()),
     }
 
 
-def _column(positions: pd.DataFrame, definition: str) -> list[float | None]:
-    return [_round(v) for v in positions.loc[positions["definition"] == definition, "value"]]
+def _column(positions: pd.DataFrame, definition: str, name: str = "value") -> list[float | None]:
+    return [_round(v) for v in positions.loc[positions["definition"] == definition, name]]
 
 
 def _rounded(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from specgram_lab import figures, report, stats
 from specgram_lab.lab import Results
-from specgram_lab.sweeps.runner import axes_of, read_cells
+from specgram_lab.sweeps.runner import CELLS, axes_of, read_cells
 
 SEED: Final = 7
 """Of the bootstrap."""
@@ -30,10 +30,10 @@ LABELS: Final = {
 
 
 def drafting(results: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The runs that are ok and have a drafter, which goes by its label in the sweep, and their steps."""
+    """The runs that are ok and have a drafter, which goes by its label where they are a sweep's, and their steps."""
     runs, steps, _ = report.drafting(results)
-    cells = read_cells(results.folder)
-    if "drafter" in axes_of(cells):
+    cells = read_cells(results.folder) if (results.folder / CELLS).is_file() else None
+    if cells is not None and "drafter" in axes_of(cells):
         labels = cells.set_index("run_id")["drafter"]
         runs = runs.assign(drafter=runs["run_id"].map(labels).astype("string"))
     return runs, steps
