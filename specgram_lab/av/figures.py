@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specgram_lab import figures
+from specgram_lab import figures, stats
 from specgram_lab.av.costs import CostCurve
 from specgram_lab.av.recording import Recording
 from specgram_lab.av.report import scaled, what_if
@@ -136,8 +136,50 @@ def drift(frame: pd.DataFrame, ax: Axes) -> Axes:
             label = f"{name}, {which}"
             ax.plot(line["step"], line["value"], style, color=colour, label=label, drawstyle="steps-post")
     ax.set(xlabel="engine step", ylabel="coefficient")
-    ax.legend(fontsize=5, ncols=2)
     return ax
+
+
+def drifts(fits: Mapping[str, pd.DataFrame], figure: Figure) -> Figure:
+    """`drift` of each run, by what it is called; one legend for all."""
+    axes = figure.subplots(-(-len(fits) // 2), min(2, len(fits)), sharex=True, sharey=True, squeeze=False)
+    for (name, frame), ax in zip(fits.items(), axes.flat, strict=False):
+        drift(frame, ax).set_title(name)
+    named = {label: line for ax in axes.flat for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=4, fontsize=6)
+    return figure
+
+
+def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Figure:
+    """What grammar-invalid drafts do under asynchronous scheduling and not under synchronous, a row a run.
+
+    Left the share of accepted drafts that the estimator expects as it was fitted, as it would without the verdicts on
+    invalid tokens, and as it was (``spoiled``); right the share of verified tokens that the grammar refuses
+    (``taught``), both as `specgram_lab.av.report` has them.
+    """
+    rows = taught.sort_values(["scheduling", "drafter", "budget"], ascending=False).reset_index(drop=True)
+    keys = ["drafter", "scheduling", "budget"]
+    found = spoiled.set_index(keys)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, row in rows.iterrows():
+        key = tuple(row[name] for name in keys)
+        if key in found.index:
+            for column, look in (("recorded", "o"), ("spared", "s"), ("real", "x")):
+                filled = "none" if column == "spared" else "#1b6ca8"
+                colour = "#222222" if column == "real" else "#1b6ca8"
+                left.plot(found.loc[key, f"p {column}"], number, look, color=colour, mfc=filled, markersize=4)
+        one = stats.rate(int(row["invalid"]), int(row["verified"]), event="invalid", per="verified")
+        low, value, high = (100 * (end or 0.0) for end in (one.low, one.value, one.high))
+        right.errorbar(value, number, xerr=[[value - low], [high - value]], fmt="o", color="#c8553d", capsize=1.5)
+    left.set_yticks(range(len(rows)), [", ".join(row[name] for name in keys) for _, row in rows.iterrows()], fontsize=6)
+    left.set_xlabel("accepted, of the drafts that were judged")
+    right.set_xlabel("grammar-invalid, % of verified tokens")
+    for ax in (left, right):
+        ax.grid(axis="x")
+    marks = [left.plot([], [], look, color=colour, mfc=filled, markersize=4)[0] for look, colour, filled in (
+        ("o", "#1b6ca8", "#1b6ca8"), ("s", "#1b6ca8", "none"), ("x", "#222222", "#222222"))]  # fmt: skip
+    names = ["expected, as fitted", "expected, without verdicts on invalid tokens", "real"]
+    figure.legend(marks, names, loc="outside upper center", ncols=3, fontsize=6)
+    return figure
 
 
 def explore(known: Mapping[tuple[Any, ...], Recording], curves: Sequence[CostCurve]) -> Any:
