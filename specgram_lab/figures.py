@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from PIL import Image
 
 from specgram_lab.semantics import COUNTINGS, FATES
 
@@ -372,12 +373,15 @@ def add_caption(figure: Figure, text: str, *, fontsize: float = 6.0) -> None:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem``.svg and ``stem``.png; the same figure gives the same bytes."""
+    """Write ``stem``.svg and ``stem``.png, this with a palette; the same figure gives the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")]
     with mpl.rc_context({"svg.hashsalt": _SALT, "svg.fonttype": "none"}):
         figure.savefig(paths[0], bbox_inches="tight", pad_inches=0.03, metadata={"Date": None, "Creator": None})
         figure.savefig(paths[1], bbox_inches="tight", pad_inches=0.03, dpi=300, metadata={"Software": None})
+    with Image.open(paths[1]) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(paths[1], optimize=True, dpi=(300, 300))
     return paths
 
 
