@@ -152,8 +152,8 @@ def drifts(fits: Mapping[str, pd.DataFrame], figure: Figure) -> Figure:
 def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Figure:
     """What grammar-invalid drafts do under asynchronous scheduling and not under synchronous, a row a run.
 
-    Left the share of accepted drafts that the estimator expects as it was fitted, as it would without the verdicts on
-    invalid tokens, and as it was (``spoiled``); right the share of verified tokens that the grammar refuses
+    Left, of the drafts' first tokens that the grammar accepts, the share that the target keeps, as the estimator expects
+    it, as it would without the verdicts on invalid tokens, and as it was (``spoiled``); right the share of verified tokens that the grammar refuses
     (``taught``), both as `specgram_lab.av.report` has them.
     """
     rows = taught.sort_values(["scheduling", "drafter", "budget"], ascending=False).reset_index(drop=True)
@@ -171,7 +171,7 @@ def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Fig
         low, value, high = (100 * (end or 0.0) for end in (one.low, one.value, one.high))
         right.errorbar(value, number, xerr=[[value - low], [high - value]], fmt="o", color="#c8553d", capsize=1.5)
     left.set_yticks(range(len(rows)), [", ".join(row[name] for name in keys) for _, row in rows.iterrows()], fontsize=6)
-    left.set_xlabel("accepted, of the drafts that were judged")
+    left.set_xlabel("accepted, of grammar-valid first draft tokens")
     right.set_xlabel("grammar-invalid, % of verified tokens")
     for ax in (left, right):
         ax.grid(axis="x")
