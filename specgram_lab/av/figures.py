@@ -152,9 +152,9 @@ def drifts(fits: Mapping[str, pd.DataFrame], figure: Figure) -> Figure:
 def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Figure:
     """What grammar-invalid drafts do under asynchronous scheduling and not under synchronous, a row a run.
 
-    Left, of the drafts' first tokens that the grammar accepts, the share that the target keeps, as the estimator expects
-    it, as it would without the verdicts on invalid tokens, and as it was (``spoiled``); right the share of verified tokens that the grammar refuses
-    (``taught``), both as `specgram_lab.av.report` has them.
+    Left, of the drafts' first tokens that the grammar accepts, the share that the target keeps: as the estimator
+    expects it, as it would without the verdicts on invalid tokens, and as it was (``spoiled``). Right the share of
+    verified tokens that the grammar refuses (``taught``). Both frames as `specgram_lab.av.report` has them.
     """
     rows = taught.sort_values(["scheduling", "drafter", "budget"], ascending=False).reset_index(drop=True)
     keys = ["drafter", "scheduling", "budget"]
