@@ -52,11 +52,13 @@ def keep(frame: pd.DataFrame, titles: Mapping[str, str], folder: Path, name: str
     """`side_by_side` with a caption, saved in ``folder`` as SVG and PNG."""
     figure = side_by_side(frame, titles)
     met = int((frame["verdict"] == "as expected").sum())
+    real = frame[frame["switched on"].str.startswith("local")]
+    named = [f"{case} {', '.join(dict.fromkeys(runs))}" for case, runs in real.groupby("case")["run"]]
     figures.add_caption(
         figure,
         f"{met} of {len(frame)} runs gave the verdict that their case's file states (a red edge: another one). A number"
         " is how many drafts were shown to the grammar and refused. No mark: no run on that build. All on the"
-        " model-free engine, but R4 on the real Model Runner V2.",
+        f" model-free engine{', but on a real one: ' if named else ''}{'; '.join(named)}.",
     )
     figures.save(figure, folder / name)
     plt.close(figure)
