@@ -17,6 +17,13 @@ from specgram_lab.av.recording import Recording
 from specgram_lab.av.report import scaled, what_if
 
 STYLE = figures.paper(columns=2)
+_DOT = {"linestyle": "", "color": "#1b6ca8", "markersize": 4}
+_SHARES: dict[str, tuple[str, dict[str, Any]]] = {
+    "p recorded": ("expected, as fitted", _DOT | {"marker": "o"}),
+    "p spared": ("expected, without verdicts on invalid tokens", _DOT | {"marker": "s", "mfc": "none"}),
+    "p real": ("real", _DOT | {"marker": "x", "color": "#222222"}),
+}
+"""Columns of `specgram_lab.av.report.spoiled`: what they are called and how they are drawn."""
 
 
 def keep(figure: Figure, folder: Path, name: str, note: str) -> Figure:
@@ -163,10 +170,8 @@ def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Fig
     for number, row in rows.iterrows():
         key = tuple(row[name] for name in keys)
         if key in found.index:
-            for column, look in (("recorded", "o"), ("spared", "s"), ("real", "x")):
-                filled = "none" if column == "spared" else "#1b6ca8"
-                colour = "#222222" if column == "real" else "#1b6ca8"
-                left.plot(found.loc[key, f"p {column}"], number, look, color=colour, mfc=filled, markersize=4)
+            for column, (_, look) in _SHARES.items():
+                left.plot(found.loc[key, column], number, **look)
         one = stats.rate(int(row["invalid"]), int(row["verified"]), event="invalid", per="verified")
         low, value, high = (100 * (end or 0.0) for end in (one.low, one.value, one.high))
         right.errorbar(value, number, xerr=[[value - low], [high - value]], fmt="o", color="#c8553d", capsize=1.5)
@@ -175,10 +180,8 @@ def spoiling(spoiled: pd.DataFrame, taught: pd.DataFrame, figure: Figure) -> Fig
     right.set_xlabel("grammar-invalid, % of verified tokens")
     for ax in (left, right):
         ax.grid(axis="x")
-    marks = [left.plot([], [], look, color=colour, mfc=filled, markersize=4)[0] for look, colour, filled in (
-        ("o", "#1b6ca8", "#1b6ca8"), ("s", "#1b6ca8", "none"), ("x", "#222222", "#222222"))]  # fmt: skip
-    names = ["expected, as fitted", "expected, without verdicts on invalid tokens", "real"]
-    figure.legend(marks, names, loc="outside upper center", ncols=3, fontsize=6)
+    marks = [left.plot([], [], **look)[0] for _, look in _SHARES.values()]
+    figure.legend(marks, [name for name, _ in _SHARES.values()], loc="outside upper center", ncols=3, fontsize=6)
     return figure
 
 

@@ -27,20 +27,25 @@ def positions(measured: Mapping[str, Mapping[str, Mapping[str, Any]]], figure: F
             if one["outcome"] != "ok":
                 continue
             label, style = KINDS[kind]
-            values = [100 * value for value in one["per_position"]]
+            shares = one["per_position"]
             ends = [
-                [abs(100 * (end if end is not None else own) - value) for end, own, value in both]
-                for both in (
-                    list(zip(one[f"per_position_{side}"], one["per_position"], values, strict=True))
-                    for side in ("low", "high")
-                )
+                [100 * abs((share if end is None else end) - share) for share, end in zip(shares, side, strict=True)]
+                for side in (one["per_position_low"], one["per_position_high"])
             ]
             length, (low, high) = one["mean_acceptance_length"], one["interval"]
             ax.errorbar(
-                range(1, len(values) + 1), values, yerr=ends, color=look.color, linestyle=style, marker=look.marker,
-                markerfacecolor=look.color if style == "-" else "white", capsize=1.5, elinewidth=0.7, markersize=3.5,
+                range(1, len(shares) + 1),
+                [100 * share for share in shares],
+                yerr=ends,
+                color=look.color,
+                linestyle=style,
+                marker=look.marker,
+                markerfacecolor=look.color if style == "-" else "white",
+                capsize=1.5,
+                elinewidth=0.7,
+                markersize=3.5,
                 label=f"{label}: {length:.2f} [{low:.2f}, {high:.2f}]",
-            )  # fmt: skip
+            )
         ax.set_title(look.label)
         ax.set_xticks(range(1, 6))
         ax.legend(fontsize=5.5, title="mean acceptance length", title_fontsize=5.5)
