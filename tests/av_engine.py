@@ -113,8 +113,8 @@ def probing(folder: Path) -> Any:
             structured_outputs._build_grammar_mapping = mapping
 
 
-def facts(prompts: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
-    """What only a process with vLLM can tell: the mapping of the upstream example, cost tables, prompts' tokens."""
+def facts() -> dict[str, Any]:
+    """What only a process with vLLM can tell: the mapping of the upstream example, cost tables."""
     import numpy as np
     from vllm.v1.worker.gpu.spec_decode.adaptive_verification import build_cost_tables_from_curves
     from vllm.v1.worker.gpu.structured_outputs import _build_grammar_mapping
@@ -134,7 +134,7 @@ def facts(prompts: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
         for name, curve in curves.items()
     }
     plain = {name: curve.model_dump(mode="json") for name, curve in curves.items()}
-    return {"mapping": mapping, "curves": plain, "tables": tables, "prompts": prompts}
+    return {"mapping": mapping, "curves": plain, "tables": tables}
 
 
 def main(job: dict[str, Any]) -> None:
@@ -146,7 +146,6 @@ def main(job: dict[str, Any]) -> None:
     specs = [parse_cell(json.loads((f / "cell.json").read_text(encoding="utf-8"))) for f in folders]
     llm = cells.build(specs[0])
     prompted = session.Session._prompted
-    prompts: dict[str, dict[str, list[int]]] = {}
 
     def some_free(self: Any) -> Any:
         requests = prompted(self)
@@ -160,9 +159,7 @@ def main(job: dict[str, Any]) -> None:
         with probing(folder):
             cells.run(spec, llm, folder, report)
         handover.write_json(folder / handover.CHILD, report)
-        sent = session.Session(spec, llm, folder / "unused").requests
-        prompts[folder.name] = {one.request_id: list(one.prompt) for one in sent}
-    handover.write_json(folders[0].parent / FACTS, facts(prompts))
+    handover.write_json(folders[0].parent / FACTS, facts())
     sys.stdout.flush()
     os._exit(0)
 

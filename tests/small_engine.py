@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specgram_lab import ledger
 from specgram_lab.av import tables as budget_tables
+from specgram_lab.av.recording import Again
 from specgram_lab.patches.budget import choose_budget
 from specgram_lab.spec import Budget, Cell
 
@@ -171,6 +173,23 @@ def write(folder: Path, world: World, cell: Cell, rows: list[dict[str, Any]]) ->
     ]
     budget_tables.write(folder, cell.cell_id, [], proposals)
     return folder
+
+
+def asked_again(world: World) -> dict[str, Again]:
+    """What the drafter and the grammar say after every token of every output."""
+    found = {}
+    for request, length in enumerate(world.lengths):
+        places = range(1, length)
+        drafts = [world.draft(request, at) for at in places]
+        sure = [world.confidences(request, at) for at in places]
+        found[str(request)] = Again(
+            drafts=np.array(drafts, dtype=np.int64).reshape(-1, world.k),
+            confidences=np.array(sure, dtype=np.float32).reshape(-1, world.k),
+            close=np.zeros(len(places), dtype=bool),
+            valid=np.array([world.valid(request, at) for at in places], dtype=np.int64),
+            estimated=False,
+        )
+    return found
 
 
 def rewrite(folder: Path, name: str, **columns: Any) -> None:

@@ -13,11 +13,11 @@ import pytest
 from engines import NGRAM, SCHEMA, SELF, cell
 
 from specgram_lab import capabilities, ledger, semantics
-from specgram_lab.av import costs
+from specgram_lab.av import again, costs
 from specgram_lab.av import report as budgets
 from specgram_lab.av import tables as budget_tables
 from specgram_lab.av.estimator import REFIT_INTERVAL
-from specgram_lab.av.replay import load, replay
+from specgram_lab.av.replay import ReplayError, load, replay
 from specgram_lab.builders import options
 from specgram_lab.patches.budget import choose_budget
 from specgram_lab.spec import Budget, SpecError, parse_cell
@@ -221,8 +221,9 @@ POLICIES = {
     "native": {"policy": "native", "verify_cost": [1.0, 0.3]},
     "native-dear": {"policy": "native", "verify_cost": [1.0, 1.5]},
     "native-curve": {"policy": "native", "costs": "gpu-nemotronh-30b-a3b"},
-    **{f"fixed-{n}": {"policy": "fixed", "value": float(n)} for n in range(3)},
+    **{f"fixed-{n}": {"policy": "fixed", "value": float(n)} for n in (0, 1, 2, 7)},
 }
+DRAFT_MODEL = {"method": "draft_model", "model": "draft_model", "k": 3}
 DSPARK = {"method": "dspark", "model": "dspark", "k": 5}
 GRAMMARS = {"free": {}, "schema": SCHEMA}
 CONCURRENCY = 3
@@ -252,13 +253,22 @@ def self_drafting(tmp_path_factory, target_folder):
     cells = grid(SELF, "free", "all none fixed native", **SHORT)
     cells |= grid(SELF, "schema", "all none per_request fraction native-curve", **SHORT)
     long = renamed(grid(SELF, "free", "native", limit=12, max_tokens=64), "long")
-    alone = renamed(grid(SELF, "free", "all fixed-0 fixed-1 fixed-2", limit=1, max_tokens=24), "alone")
-    return av_engine.run(cells | long | alone, tmp_path_factory.mktemp("self"))
+    return av_engine.run(cells | long, tmp_path_factory.mktemp("self"))
+
+
+@pytest.fixture(scope="module")
+def draft_model(tmp_path_factory, target_folder):
+    """The trained draft model, one request at a time and three at once."""
+    cells = grid(DRAFT_MODEL, "free", "all fixed-1 fixed fixed-7 native")
+    cells |= grid(DRAFT_MODEL, "schema", "all fixed-2 fixed per_request native-dear")
+    alone = renamed(grid(DRAFT_MODEL, "free", "all fixed-0 fixed-1 fixed-2", limit=1), "alone")
+    return av_engine.run(cells | alone, tmp_path_factory.mktemp("draft_model"))
 
 
 @pytest.fixture(scope="module")
 def ngram(tmp_path_factory, target_folder):
-    cells = grid(NGRAM, "free", "all none fixed native-dear") | grid(NGRAM, "schema", "none fraction native-cheap")
+    cells = grid(NGRAM, "free", "all none fixed fixed-1 native-dear")
+    cells |= grid(NGRAM, "schema", "all none fixed fraction native-cheap")
     cells |= renamed(grid(NGRAM, "free", "none native", limit=6, max_tokens=64), "long")
     return av_engine.run(cells, tmp_path_factory.mktemp("ngram"))
 
@@ -281,7 +291,7 @@ def dspark_async(tmp_path_factory, target_folder):
     return av_engine.run(mixed, tmp_path_factory.mktemp("async"), mixed=tuple(mixed))
 
 
-@pytest.fixture(params=["self_drafting", "ngram", "dspark", "dspark_async"])
+@pytest.fixture(params=["self_drafting", "draft_model", "ngram", "dspark", "dspark_async"])
 def engine(request):
     return request.getfixturevalue(request.param)
 
@@ -450,11 +460,18 @@ def test_a_run_at_zero_replays_all_the_others_step_by_step(request, drafter):
 
 
 @pytest.mark.engine
-def test_a_full_run_replays_fixed_budgets_where_the_target_drafts_for_itself(self_drafting):
-    """From full verification alone: one request, no grammar."""
-    known = load([self_drafting["alone+all"]])
-    for policy in ("all", "fixed-0", "fixed-1", "fixed-2"):
-        compare(known, self_drafting[f"alone+{policy}"], policy)
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "self_drafting"])
+def test_a_full_run_replays_every_policy_where_the_drafter_can_be_asked_again(request, drafter):
+    """From full verification alone, under a grammar and without, one request at a time and three at once."""
+    folders = request.getfixturevalue(drafter)
+    for group in sorted(name.removesuffix("+all") for name in folders if name.endswith("+all")):
+        full = folders[f"{group}+all"]
+        known = load([full], again.ask(full))
+        compared = [policy for policy in POLICIES if f"{group}+{policy}" in folders]
+        assert compared[0] == "all"
+        assert len(compared) > 3
+        for policy in compared:
+            compare(known, folders[f"{group}+{policy}"], f"{group} {policy}")
 
 
 @pytest.mark.engine
@@ -494,12 +511,11 @@ def test_the_estimators_fit_is_made_again_from_the_verdicts(self_drafting):
 
 
 @pytest.mark.engine
-def test_a_full_run_of_an_ngram_drafter_replays_every_policy(ngram, target_folder):
-    """From full verification alone, three requests at once: the drafter is asked again."""
-    prompts = facts_of(ngram)["prompts"]
-    known = load([ngram["free+all"]], prompts["free+all"])
-    for policy in ("all", "none", "fixed", "native-dear"):
-        compare(known, ngram[f"free+{policy}"], policy)
+def test_only_drafters_that_follow_from_the_text_are_asked_again(dspark):
+    with pytest.raises(
+        ReplayError, match="dspark cannot be asked again: what it proposes does not follow from the text"
+    ):
+        again.ask(dspark["mixed+all"])
 
 
 def compare(known, folder, what, k=None):

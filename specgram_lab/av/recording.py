@@ -6,13 +6,8 @@ output is the proposal known?
 
 - Where a step of a recorded run began, the whole draft is: tokens, grammar-valid length, confidences. A run with the
   budget ``none`` begins a step after every token and is a complete recording, for every drafter at its own k.
-- A draft model is a chain (``CHAINED``): its i-th token is what it says after the text and the first i - 1 of the
-  draft. A draft whose first tokens are the text's own therefore holds the beginning of the drafts of the next places
-  too. A step that accepted a < k tokens says so for all places up to the next step's. After one that accepted all k
-  there is a hole: what the drafter would say in the place of the bonus token was never asked. With the target as its
-  own draft model and no grammar it is the text itself; under a grammar it is not known.
-- An n-gram drafter can be asked again (`specgram_lab.av.lookup`) when the prompts' tokens are given. What the grammar
-  would have said of such a draft is still known only where the draft was recorded.
+- A draft model or an n-gram drafter can be asked again (`specgram_lab.av.again`), and the grammar about its drafts: a
+  run of any budget is a complete recording then.
 - All others (EAGLE, MTP: their next token depends on hidden states that verification renews; DFlash, DSpark: blocks)
   are known where a step began, and nowhere else.
 
@@ -32,7 +27,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from specgram_lab import ledger
-from specgram_lab.av import lookup
 from specgram_lab.av import tables as budget_tables
 from specgram_lab.spec import BLOCKS, Cell, parse_cell
 
@@ -40,8 +34,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.float32]
 
-CHAINED = frozenset({"draft_model"})
-NGRAM = frozenset({"ngram", "ngram_gpu"})
+ASKABLE = frozenset({"draft_model", "ngram", "ngram_gpu"})
 STEPWISE = frozenset({"eagle3", "mtp"})
 
 UNKNOWN = -1
@@ -52,13 +45,29 @@ class ReplayError(ValueError):
 
 
 @dataclass(frozen=True)
+class Again:
+    """What drafter and grammar say of one request when they are asked again; row ``at - 1`` is after ``at`` tokens.
+
+    ``drafts`` and ``confidences`` are (length - 1, k); ``confidences`` as in `Recording`, log-odds with ``estimated``.
+    ``close``: in a bfloat16 engine a token of the draft may be another. ``valid``: the grammar-valid length.
+    """
+
+    drafts: Ints
+    confidences: Reals
+    close: Bools
+    valid: Ints
+    estimated: bool
+
+
+@dataclass(frozen=True)
 class Recording:
     """Runs of one cell, apart from its budget, as flat tables: row ``offsets[r] + j`` is the draft of request r after j
     output tokens, j from 1.
 
     ``match`` is how many leading tokens of the draft are the text's next ones; with ``certain`` false it may be more.
     ``valid`` is the draft's grammar-valid length, `UNKNOWN` where nobody asked. ``confidences`` are the head's, or with
-    ``estimated`` the log-odds that vLLM's online estimator turns into them; NaN where unknown.
+    ``estimated`` the log-odds that vLLM's online estimator turns into them; NaN where unknown. ``close`` marks drafts
+    that were asked again, and may be others in a bfloat16 engine.
     """
 
     cell: Cell
@@ -72,6 +81,7 @@ class Recording:
     certain: Bools
     valid: Ints
     confidences: Reals
+    close: Bools
     estimated: bool
     arrivals: Ints
     """Engine step in which each request was first there; later ones wait for a free place anyway."""
@@ -101,17 +111,17 @@ class Recording:
         return Recording(**{**vars(self), **changed})
 
 
-def load(folders: Sequence[Path], prompts: Mapping[str, Sequence[int]] | None = None) -> Recording:
+def load(folders: Sequence[Path], again: Mapping[str, Again] | None = None) -> Recording:
     """What the runs in ``folders`` (cells' folders, alike but for their budgets) know together.
 
     Args:
         folders: where their tables lie.
-        prompts: token ids of each request's prompt; with them an n-gram drafter is asked again.
+        again: what the drafter says where no step began, from `specgram_lab.av.again.ask`.
 
     Raises:
         ReplayError: the runs cannot be replayed at all, or not together.
     """
-    runs = [_Run.read(folder) for folder in folders]
+    runs = [Run.read(folder) for folder in folders]
     if not runs:
         raise ReplayError("there is no run to replay")
     first = runs[0]
@@ -126,12 +136,15 @@ def load(folders: Sequence[Path], prompts: Mapping[str, Sequence[int]] | None = 
         "certain": np.zeros(size, dtype=bool),
         "valid": np.full(size, UNKNOWN if grammar else k, dtype=np.int64),
         "confidences": np.full((size, k), np.nan, dtype=np.float32),
+        "close": np.zeros(size, dtype=bool),
     }
+    again = again or {}
+    estimated = any(run.estimated for run in runs) or any(one.estimated for one in again.values())
     for number, request in enumerate(first.texts):
-        known = _Known(first.cell, max((run.said(request) for run in runs), key=len))
+        known = _Known(max((run.said(request) for run in runs), key=len))
         for run in runs:
             known.add(run, request)
-        known.fill(made, int(offsets[number]), int(lengths[number]), (prompts or {}).get(request))
+        known.fill(made, int(offsets[number]), int(lengths[number]), request, again.get(request))
     return Recording(
         cell=first.cell,
         max_batched_tokens=first.max_batched_tokens,
@@ -139,14 +152,14 @@ def load(folders: Sequence[Path], prompts: Mapping[str, Sequence[int]] | None = 
         prompt_tokens=np.array(first.prompt_tokens, dtype=np.int64),
         lengths=lengths,
         offsets=offsets,
-        estimated=any(run.estimated for run in runs),
+        estimated=estimated,
         arrivals=_arrivals(runs, first.cell.workload.concurrency),
         **made,
     )
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """One run as read: its steps and proposals by request."""
 
     cell: Cell
@@ -159,7 +172,8 @@ class _Run:
     estimated: bool
 
     @classmethod
-    def read(cls, folder: Path) -> _Run:
+    def read(cls, folder: Path) -> Run:
+        """The only run in ``folder``; raises `ReplayError` if there is none, or it ended otherwise than ok."""
         tables = ledger.read_run(folder) | budget_tables.read([folder])
         if tables["runs"].empty:
             raise ReplayError(f"there is no run in {folder}")
@@ -196,17 +210,14 @@ class _Run:
 
 
 class _Known:
-    """What is known of one request: drafts where steps began, and what a draft model says after each prefix."""
+    """What is known of one request: the drafts where steps began."""
 
-    def __init__(self, cell: Cell, text: list[int]) -> None:
-        self.cell = cell
+    def __init__(self, text: list[int]) -> None:
         self.text = text
         self.drafts: dict[int, tuple[list[int], int]] = {}
         self.confidences: dict[int, Reals] = {}
-        self.says: dict[int, int] = {}
-        self.feature: dict[int, np.float32] = {}
 
-    def add(self, run: _Run, request: str) -> None:
+    def add(self, run: Run, request: str) -> None:
         """Take in the request's steps in one run."""
         at, before = 0, -1
         steps = run.steps[request]
@@ -218,56 +229,36 @@ class _Known:
                         f"step {step} of request {request} scheduled {scheduled} of {valid} valid drafts: length or"
                         " token budget cut them, and would cut others elsewhere"
                     )
-                self._draft(at, [int(t) for t in ids], int(valid), run.proposals.get((request, before)), run.estimated)
+                self.drafts[at] = ([int(token) for token in ids], int(valid))
+                if (request, before) in run.proposals:
+                    self.confidences[at] = run.proposals[request, before]
             at, before = at + int(committed), int(step)
         if at != len(run.texts[request]):
             raise ReplayError(
                 f"the steps of request {request} give {at} tokens, its output has {len(run.texts[request])}"
             )
 
-    def _draft(self, at: int, draft: list[int], valid: int, confidences: Reals | None, estimated: bool) -> None:
-        self.drafts[at] = (draft, valid)
-        if confidences is not None:
-            self.confidences[at] = confidences
-        if self.cell.drafter.method not in CHAINED:
-            return
-        for depth, token in enumerate(draft):
-            self.says[at + depth] = token
-            if confidences is not None and estimated:
-                self.feature[at + depth] = confidences[depth]
-            if at + depth >= len(self.text) or token != self.text[at + depth]:
-                break
-
-    def fill(self, made: dict[str, Any], offset: int, length: int, prompt: Sequence[int] | None) -> None:
+    def fill(self, made: dict[str, Any], offset: int, length: int, request: str, again: Again | None) -> None:
         """Write the rows of this request, one for each prefix of the output."""
-        drafter = self.cell.drafter
-        asked: Ints | None = None
-        if prompt is not None and drafter.method in NGRAM and self.cell.engine.runner == "v2":
-            low, high = drafter.effective_lookup or (0, 0)
-            whole = np.asarray([*prompt, *self.text], dtype=np.int64)
-            places = range(len(prompt) + 1, len(prompt) + length)
-            asked = lookup.propose(whole, places, drafter.k, low, high)
-            sums = np.cumsum(whole)[[place - 1 for place in places]]
-            ranks = lookup.confidence(sums, np.asarray(places, dtype=np.int64))
-            made["confidences"][offset + 1 : offset + length] = ranks[:, None]
-        itself = drafter.model == "target" and self.cell.grammar.kind == "none"
         for at in range(1, length):
             row = offset + at
-            if at in self.drafts:
-                draft, made["valid"][row] = self.drafts[at]
-                made["drafted"][row] = len(draft)
-                if asked is not None and list(asked[at - 1]) != draft:
+            asked = None if again is None else ([int(t) for t in again.drafts[at - 1]], int(again.valid[at - 1]))
+            known = self.drafts.get(at, asked)
+            if again is not None:
+                made["confidences"][row] = again.confidences[at - 1]
+                made["close"][row] = again.close[at - 1] and at not in self.drafts
+                if known != asked and not again.close[at - 1]:
                     raise ReplayError(
-                        f"asked again after {at} tokens the n-gram drafter proposes {list(asked[at - 1])},"
-                        f" recorded is {draft}: the prompts given are not the run's"
+                        f"asked again after {at} tokens of request {request} the drafter proposes {asked},"
+                        f" recorded is {known} (tokens, grammar-valid length): they are not the run's own"
                     )
-                made["match"][row], made["certain"][row] = self._compare(at, draft)
-                if at in self.confidences:
-                    made["confidences"][row, : len(self.confidences[at])] = self.confidences[at]
-            elif asked is not None:
-                made["match"][row], made["certain"][row] = self._compare(at, [int(t) for t in asked[at - 1]])
-            else:
-                self._chain(made, row, at, itself)
+            if known is None:
+                continue
+            draft, made["valid"][row] = known
+            made["drafted"][row] = len(draft)
+            made["match"][row], made["certain"][row] = self._compare(at, draft)
+            if at in self.confidences:
+                made["confidences"][row, : len(self.confidences[at])] = self.confidences[at]
 
     def _compare(self, at: int, draft: list[int]) -> tuple[int, bool]:
         follows = self.text[at : at + len(draft)]
@@ -276,21 +267,8 @@ class _Known:
                 return depth, True
         return len(follows), len(follows) == len(draft)
 
-    def _chain(self, made: dict[str, Any], row: int, at: int, itself: bool) -> None:
-        depth, k = 0, self.cell.drafter.k
-        while depth < k and at + depth < len(self.text):
-            said = self.says.get(at + depth, self.text[at + depth] if itself else None)
-            if at + depth in self.feature:
-                made["confidences"][row, depth] = self.feature[at + depth]
-            if said != self.text[at + depth]:
-                made["certain"][row] = said is not None
-                break
-            depth += 1
-        made["match"][row] = depth
-        made["certain"][row] |= depth == k
 
-
-def _check(runs: Sequence[_Run]) -> None:
+def _check(runs: Sequence[Run]) -> None:
     """Raise `ReplayError` if the runs cannot be replayed, or are not runs of the same thing."""
     first = runs[0]
     for run in runs:
@@ -303,7 +281,7 @@ def _check(runs: Sequence[_Run]) -> None:
             )
         if cell.drafter.rejection != "standard":
             raise ReplayError(f"run {name} had its acceptance planted ({cell.drafter.rejection}), not found")
-        if method not in CHAINED | NGRAM | BLOCKS | STEPWISE:
+        if method not in ASKABLE | BLOCKS | STEPWISE:
             raise ReplayError(f"run {name}: the drafts of {method} are no function of the text")
         if run.row["scheduling_effective"] != "sync":
             raise ReplayError(f"run {name} was asynchronous: there, what is scheduled depends on when outputs arrive")
@@ -323,7 +301,7 @@ def _asked(cell: Cell) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _arrivals(runs: Sequence[_Run], concurrency: int) -> Ints:
+def _arrivals(runs: Sequence[Run], concurrency: int) -> Ints:
     """First engine step of the requests that found a free place at once; 0 for all others."""
     first = [int(part["step"].iloc[0]) for part in (runs[0].steps[request] for request in runs[0].texts)]
     return np.array([*first[:concurrency], *[0] * (len(first) - concurrency)], dtype=np.int64)[: len(first)]

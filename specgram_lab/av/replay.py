@@ -18,7 +18,8 @@ greedy runs of synchronous engines; the limits that are left:
   where a grammar is still compiled, is not modelled;
 - in bfloat16 a drafter's confidences depend a little on how many tokens were computed together (with SmolLM2 as its own
   draft model one draft in twenty differed between runs, by up to 0.03 of a probability). Where a shared budget was
-  decided by less than `NARROW`, the step counts as ``narrow``: a real run may share it out the other way.
+  decided by less than `NARROW`, the step counts as ``narrow``: a real run may share it out the other way. So does one
+  whose draft is known only from asking again, and was nearly another.
 
 All policies are walked at once, as rows of numpy arrays.
 """
@@ -35,7 +36,7 @@ import pandas as pd
 
 from specgram_lab.av.costs import CostCurve, linear
 from specgram_lab.av.estimator import REFIT_INTERVAL, Estimator
-from specgram_lab.av.recording import UNKNOWN, Bools, Ints, Recording, ReplayError, load
+from specgram_lab.av.recording import ASKABLE, UNKNOWN, Bools, Ints, Recording, ReplayError, load
 from specgram_lab.spec import Budget
 
 __all__ = ["Recording", "ReplayError", "Replayed", "load", "replay"]
@@ -139,6 +140,7 @@ class _Walk:
         self.refused: list[str] = [""] * policies
         self.broken = np.zeros(policies, dtype=bool)
         self.unsure = np.zeros(policies, dtype=bool)
+        self.narrow = np.zeros(policies, dtype=bool)
         self.inexact = np.zeros(policies, dtype=bool)
         self.rows: list[dict[str, Any]] | None = [] if detail else None
         self.own_steps = np.zeros((policies, len(recording.requests)), dtype=np.int64) if detail else None
@@ -158,6 +160,7 @@ class _Walk:
         row = known.offsets[request] + self.at
         scheduled = np.where(decode, known.valid[row], 0)
         self._break((scheduled == UNKNOWN) & decode, "what the grammar says of the draft")
+        self.narrow = (known.close[row] & decode).any(axis=1)
         scheduled = np.maximum(scheduled, 0)
         others = (np.where(prefill, known.prompt_tokens[request], decode)).sum(axis=1)
         self._break(
@@ -186,6 +189,7 @@ class _Walk:
             self.counts[name] += values.sum(axis=1)
         some, priced = here.any(axis=1), here.any(axis=1) & ~prefill.any(axis=1)
         self.counts["engine_steps"] += some
+        self.counts["narrow"] += some & self.narrow
         self.counts["priced_tokens"] += np.where(priced, committed.sum(axis=1), 0)
         self.counts["budgeted"] += scheduled.any(axis=1)
         every = np.arange(len(self.budgets))
@@ -251,7 +255,7 @@ class _Walk:
         wins = np.zeros(flat.shape, dtype=bool)
         last = budget[rows, None] + np.array([-1, 0])
         edge = np.take_along_axis(flat, np.take_along_axis(order, last, axis=1), axis=1)
-        self.counts["narrow"][rows] += edge[:, 0] - edge[:, 1] < NARROW
+        self.narrow[rows] |= edge[:, 0] - edge[:, 1] < NARROW
         np.put_along_axis(wins, order, np.arange(flat.shape[1]) < budget[rows, None], axis=1)
         verified[rows] = wins.reshape(slots.shape).sum(axis=2)
         return verified
@@ -309,9 +313,10 @@ class _Walk:
             place = int(np.argmax(where[np.flatnonzero(rows == policy)[0]]))
             request = self.recording.requests[int(self.request[policy, place])]
             self.broken[policy] = True
+            askable = self.recording.cell.drafter.method in ASKABLE
             self.refused[policy] = (
                 f"{what} is not known for request {request} after {int(self.at[policy, place])} tokens;"
-                " a run with budget none would tell"
+                f" {'the drafter asked again, or ' if askable else ''}a run with budget none would tell"
             )
 
     def result(self) -> Replayed:

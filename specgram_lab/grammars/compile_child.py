@@ -165,6 +165,8 @@ class Compiler:
             found["tokens"] = [len(self.encode(text)) for text in job["count"]]
         if "prefix" in job:
             found["replay"] = self.replay(grammar, job["prefix"], job.get("drafts", []))
+        if "walk" in job:
+            found["walk"] = self.walk(grammar, job["walk"], job["drafts"])
         return found
 
     def encode(self, text: str) -> list[int]:
@@ -215,12 +217,25 @@ class Compiler:
         found |= {"allowed": int(flags.sum()), "eos_allowed": eos, "fill_s": sorted(fills)[2], "drafts": []}
         for draft in drafts:
             ids = self.encode(draft) if isinstance(draft, str) else list(draft)
-            valid = 0
-            while valid < len(ids) and not matcher.is_terminated() and matcher.accept_token(ids[valid]):
-                valid += 1
-            if valid:
-                matcher.rollback(valid)
-            found["drafts"].append([ids, valid])
+            found["drafts"].append([ids, self.valid(matcher, ids)])
+        return found
+
+    def valid(self, matcher: Any, draft: list[int]) -> int:
+        """Tokens from the first on that the matcher accepts; it stays where it is."""
+        accepted = 0
+        while accepted < len(draft) and not matcher.is_terminated() and matcher.accept_token(draft[accepted]):
+            accepted += 1
+        if accepted:
+            matcher.rollback(accepted)
+        return accepted
+
+    def walk(self, grammar: Any, text: list[int], drafts: list[list[int]]) -> list[int]:
+        """Valid beginnings of drafts, one after each token of ``text``; ends where the grammar refuses the text."""
+        matcher, found = self.matcher(grammar), []
+        for token, draft in zip(text, drafts, strict=True):
+            if matcher.is_terminated() or not matcher.accept_token(token):
+                break
+            found.append(self.valid(matcher, draft))
         return found
 
     def search(self, grammar: Any, *, skip_blanks: bool) -> dict[str, Any]:

@@ -77,6 +77,30 @@ def replay(
     return [_replay(answer["replay"]) for answer in answers]
 
 
+@dataclass(frozen=True)
+class Walk:
+    """An output's token ids, and the draft that might have been proposed after each of them."""
+
+    grammar: Grammar
+    text: tuple[int, ...]
+    drafts: tuple[tuple[int, ...], ...]
+
+
+def walk(
+    asked: Sequence[Walk], source: Path | CompilerSession, *, limits: ChildLimits | None = None
+) -> list[list[int]]:
+    """The grammar-valid length of every draft, one list an output; shorter where the grammar refuses the output itself.
+
+    Raises:
+        MatcherError: the grammar does not compile, nothing is installed that could, or a limit was reached.
+        SpecError: a grammar that has nothing to compile.
+    """
+    vllm = installed_vllm(sys.executable)
+    jobs = [job(one.grammar, vllm=vllm) | {"walk": one.text, "drafts": one.drafts} for one in asked]
+    answers = _answers(jobs, [one.grammar for one in asked], source, sys.executable, limits)
+    return [list(answer["walk"]) for answer in answers]
+
+
 def _replay(found: Mapping[str, Any]) -> Replay:
     if not found["legal"]:
         return Replay(legal=False)
