@@ -1,0 +1,64 @@
+"""Replays held against real runs: from one run with budget all, what every other budget did on the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from specgram_lab import lab
+from specgram_lab.av import again
+from specgram_lab.av.recording import ASKABLE, Recording, Run, load
+from specgram_lab.av.replay import replay
+
+COUNTS = ("drafted", "verified", "accepted")
+_COLUMNS = ["step", "request_id", "scheduled", *COUNTS, "committed"]
+_SAME = ["drafter", "k", "grammar", "concurrency", "scheduling"]
+
+
+def held(results: lab.Results, compared: pd.DataFrame) -> pd.DataFrame:
+    """Each run of a drafter that can be asked again, as the replay of the run with budget all has it, and as it was.
+
+    Args:
+        results: runs of several budgets, among them ``all``.
+        compared: `specgram_lab.av.report.table` of them.
+
+    Returns:
+        drafter, grammar, concurrency, budget; ``texts`` (outputs that are those of the run with budget all, of all);
+        ``engine_steps``, drafted, verified and accepted (of the outputs' own tokens), each followed by the
+        ``replayed`` one; ``equal_steps``, the engine steps in which everything is the same; ``narrow`` steps, in
+        which rounding may decide; ``refused``, why a replay stopped.
+    """
+    asked = compared[compared["drafter"].isin(ASKABLE) & (compared["scheduling"] == "sync")]
+    rows = []
+    for _, group in asked.groupby(_SAME, sort=False):
+        full = group[group["budget"] == "all"]
+        if full.empty:
+            continue
+        folders = {run_id: results.folder / "cells" / run_id for run_id in group["run_id"]}
+        folder = folders[full["run_id"].iloc[0]]
+        known, first = load([folder], again.ask(folder)), Run.read(folder)
+        for run in group.to_dict("records"):
+            about = {name: run[name] for name in ("drafter", "grammar", "concurrency", "budget")}
+            rows.append(about | _row(known, first, Run.read(folders[run["run_id"]])))
+    return pd.DataFrame(rows)
+
+
+def _row(known: Recording, full: Run, real: Run) -> dict[str, Any]:
+    done = replay(known, [real.cell.engine.budget], detail=True)
+    total = done.totals.iloc[0]
+    steps = pd.concat(real.steps.values())
+    steps = steps.assign(accepted=steps[["accepted", "committed"]].min(axis=1))
+    same = sum(real.texts[request] == text for request, text in full.texts.items())
+    row: dict[str, Any] = {"texts": f"{same}/{len(full.texts)}"}
+    for name, value in {"engine_steps": steps["step"].nunique(), **steps[list(COUNTS)].sum()}.items():
+        row |= {name: int(value), f"{name} replayed": total[name]}
+    row["equal_steps"] = _equal(done.steps, steps)
+    return row | {"narrow": total["narrow"], "refused": total["refused"]}
+
+
+def _equal(replayed: pd.DataFrame, real: pd.DataFrame) -> int:
+    """Engine steps whose rows are all the same."""
+    tables = (table[_COLUMNS].sort_values(["step", "request_id"]) for table in (replayed, real))
+    mine, theirs = ({step: part.to_numpy().tolist() for step, part in table.groupby("step")} for table in tables)
+    return sum(mine.get(step) == rows for step, rows in theirs.items())
