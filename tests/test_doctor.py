@@ -57,6 +57,10 @@ R4 = """vllm serve m --speculative-config '{"method":"dspark","model":"d","enabl
         ("vllm serve m --per-request-spec-decode-metrics summary", {"per_request_metrics": True}),
         ("vllm serve m --per-request-spec-decode-metrics none", {}),
         ("vllm serve m --enable-batch-sharded-sampling", {"batch_sharded": True}),
+        ("vllm serve m --enable-lora --enforce-eager", {"lora": True, "graphs": "none"}),
+        ("vllm serve m -cc.cudagraph_mode piecewise", {"graphs": "piecewise"}),
+        ("vllm serve m --compilation-config '{\"cudagraph_mode\": \"FULL_DECODE_ONLY\"}'", {"graphs": "full"}),
+        ("vllm serve m --compilation-config 3 --no-enable-lora", {}),
         ("python -m vllm.entrypoints.openai.api_server --model m --reasoning-parser r", {"reasoning_parser": "r"}),
         ("docker run --gpus all -e VLLM_USE_V2_MODEL_RUNNER=1 vllm/vllm-openai:v0.30.0 --model m -pp 2",
          {"runner": "v2", "pipeline_parallel": 2}),
@@ -73,6 +77,32 @@ R4 = """vllm serve m --speculative-config '{"method":"dspark","model":"d","enabl
 def test_a_command_is_read(text, expected):
     found = of_command(text)
     assert found == Configuration(**expected, notes=found.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix", "releases"),
+    [
+        ("--enforce-eager", "adaptive-eager", "0.28.0 0.29.0 0.30.0 0.33.0"),
+        ("-cc.cudagraph_mode PIECEWISE", "adaptive-piecewise", "0.30.0 0.33.0"),
+        ("-cc.cudagraph_mode FULL_DECODE_ONLY", "", ""),
+        ("-pp 2", "adaptive-pipeline", "0.28.0 0.29.0 0.30.0 0.33.0"),
+        ("--enable-lora", "adaptive-lora", "0.28.0 0.29.0 0.30.0 0.33.0"),
+        ("-sc.method eagle3 -sc.use_local_argmax_reduction true", "adaptive-local-argmax", "0.30.0 0.33.0"),
+        ("-sc.use_local_argmax_reduction true", "", ""),
+    ],
+)
+def test_where_adaptive_verification_cannot_run_is_said_before_the_server_starts(flags, fix, releases):
+    for release in ("0.28.0", "0.29.0", "0.30.0", "0.33.0"):
+        found = following(setting(release, f"{R4} {flags}", "cuda"))
+        refused = {item.fix for item in found if item.kind == "does not start" and item.fix != "acceptance-estimator"}
+        assert refused == ({fix} if release in releases.split() else set())
+
+
+def test_adaptive_verification_does_not_start_on_a_cpu_or_on_runner_v1():
+    on_cpu = {item.fix for item in following(setting("0.32.0", R4, "cpu")) if item.kind == "does not start"}
+    on_v1 = following(setting("0.32.0", f"VLLM_USE_V2_MODEL_RUNNER=0 {R4}", "cuda"))
+    assert on_cpu == {"adaptive-eager"}
+    assert {item.fix for item in on_v1 if item.kind == "does not start"} == {"adaptive-runner-v1"}
 
 
 def test_flags_that_decide_nothing_are_named():

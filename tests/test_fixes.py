@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from vllm_sources import (
+    ADAPTIVE_CHECK,
+    ADAPTIVE_UNSUPPORTED,
     AV,
     BLIND_MAPPING,
     CONFIG,
@@ -18,6 +20,7 @@ from vllm_sources import (
     ESTIMATOR,
     GUARDED_FEED,
     LIMITS,
+    LOCAL_ARGMAX_CHECK,
     LOGPROBS_CHECK,
     MASKS_ENDS,
     METRICS,
@@ -46,6 +49,12 @@ from specgram_lab.fixes.finding import STATES, Finding
 from specgram_lab.fixes.source import MANAGER, SourceError, installed, open_source
 
 ROOT = Path(__file__).parent.parent
+ADAPTIVE_TESTS = {
+    "adaptive-eager": "self.compilation_config.cudagraph_mode == CUDAGraphMode.NONE",
+    "adaptive-piecewise": "not self.compilation_config.cudagraph_mode.has_full_cudagraphs()",
+    "adaptive-pipeline": "self.parallel_config.pipeline_parallel_size > 1",
+    "adaptive-lora": "self.lora_config is not None",
+}
 SHAPES = [
     ("reasoning-end-in-window", old(), "contained", ""),
     ("reasoning-end-in-window", new(), "replaced", "rewritten by vllm#48200"),
@@ -124,6 +133,20 @@ SHAPES = [
      "missing", "refused at start"),
     ("adaptive-batch-sharded", {**SHARDS, CONFIG: SHARD_CHECK.format(test="size <= 1")}, "contained", ""),
     ("adaptive-batch-sharded", {}, "no-feature", "no batch-sharded sampling"),
+    ("adaptive-runner-v1", {SPECULATIVE: AV, CONFIG: ADAPTIVE_UNSUPPORTED.format(runner=1, test="")}, "missing", ""),
+    ("adaptive-runner-v1", {SPECULATIVE: AV, CONFIG: REFUSES_PIPELINE}, "contained", ""),
+    ("adaptive-runner-v1", {SPECULATIVE: AV}, "unknown", ""),
+    ("adaptive-runner-v1", {}, "no-feature", "no adaptive verification"),
+    *(
+        (name, {SPECULATIVE: AV, CONFIG: text.format(runner=2, test=f"{joined}{test}")}, "missing", "refused at start")
+        for name, test in ADAPTIVE_TESTS.items()
+        for text, joined in ((ADAPTIVE_CHECK, ""), (ADAPTIVE_UNSUPPORTED, " and "))
+    ),
+    *((one, {SPECULATIVE: AV, CONFIG: ADAPTIVE_CHECK.format(test="0")}, "contained", "") for one in ADAPTIVE_TESTS),
+    ("adaptive-piecewise", {SPECULATIVE: AV, CONFIG: ADAPTIVE_CHECK.format(test=ADAPTIVE_TESTS["adaptive-eager"])},
+     "contained", ""),
+    ("adaptive-local-argmax", {SPECULATIVE: LOCAL_ARGMAX_CHECK}, "missing", "refused at start"),
+    ("adaptive-local-argmax", {SPECULATIVE: AV}, "contained", ""),
     ("dflash2", DRAFTER, "contained", ""),
     ("dflash2", {"model_executor/models/qwen3_dflash2.py": ""}, "partial", ""),
     ("dflash2", {}, "missing", ""),

@@ -155,6 +155,28 @@ class VllmConfig:
         if {test}:
             raise ValueError
 """
+ADAPTIVE_CHECK = """
+class VllmConfig:
+    def _validate_adaptive_verification(self):
+        if not self.speculative_config.enable_adaptive_verification:
+            return
+        if {test}:
+            raise ValueError
+"""
+ADAPTIVE_UNSUPPORTED = """
+class VllmConfig:
+    def _get_v{runner}_model_runner_unsupported_features(self):
+        if self.speculative_config.enable_adaptive_verification{test}:
+            unsupported.append("adaptive draft verification")
+"""
+LOCAL_ARGMAX_CHECK = (
+    AV
+    + """
+    def check(self):
+        if self.method != "dspark" and self.enable_adaptive_verification and self.use_local_argmax_reduction:
+            raise ValueError
+"""
+)
 LOGPROBS_CHECK = """
 class SamplingParams:
     def _validate_spec_decode(self, config):

@@ -17,21 +17,22 @@ from specgram_lab.fixes.configuration import (
     Configuration,
     ConfigurationError,
     Device,
+    Graphs,
     Runner,
     json_object,
     whole_number,
     with_drafter,
 )
 
-SHORT: Final = {"-sc": "speculative-config", "-pp": "pipeline-parallel-size"}
+SHORT: Final = {"-sc": "speculative-config", "-pp": "pipeline-parallel-size", "-cc": "compilation-config"}
 ALIASES: Final = {"structured-outputs": "structured-outputs-config"}
 """argparse takes the beginning of a flag for the flag; this one is seen in reports."""
-OBJECTS: Final = ("speculative-config", "structured-outputs-config")
+OBJECTS: Final = ("speculative-config", "structured-outputs-config", "compilation-config")
 VALUES: Final = (
     "spec-method", "spec-model", "spec-tokens", "reasoning-parser", "tool-call-parser", "pipeline-parallel-size",
     "per-request-spec-decode-metrics", "config",
 )  # fmt: skip
-SWITCHES: Final = ("async-scheduling", "enable-batch-sharded-sampling")
+SWITCHES: Final = ("async-scheduling", "enable-batch-sharded-sampling", "enable-lora", "enforce-eager")
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 QUOTED: Final = re.compile(r"\bvllm\s+serve\s")
 """A whole command that is one word, as in ``bash -c '...'``."""
@@ -120,7 +121,7 @@ def _flags(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         head, _, path = name.partition(".")
         if head in OBJECTS and path:
             _put(flags.setdefault(head, {}), path.split("."), _scalar(value))
-        elif name in OBJECTS:
+        elif name in OBJECTS and not (value or "").isdigit():  # a compilation level is no object
             flags[name] = flags.get(name, {}) | json_object(f"--{name}", value)
         elif name in VALUES:
             if value is None:
@@ -195,9 +196,22 @@ def _configuration(flags: Mapping[str, Any], environment: Mapping[str, str], not
         compact=bool(outputs.get("disable_any_whitespace")),
         per_request_metrics=flags.get("per-request-spec-decode-metrics", "none") != "none",
         batch_sharded=bool(flags.get("enable-batch-sharded-sampling")),
+        lora=bool(flags.get("enable-lora")),
+        graphs=_graphs(flags),
         notes=notes,
     )
     return with_drafter(found, speculative)
+
+
+def _graphs(flags: Mapping[str, Any]) -> Graphs | None:
+    """`--enforce-eager` and ``cudagraph_mode``, a name or vLLM's number for it; None where neither is given."""
+    if flags.get("enforce-eager"):
+        return "none"
+    mode = flags.get("compilation-config", {}).get("cudagraph_mode")
+    if mode is None:
+        return None
+    names: dict[str, Graphs] = {"NONE": "none", "0": "none", "PIECEWISE": "piecewise", "1": "piecewise"}
+    return names.get(str(mode).upper(), "full")
 
 
 def _runner(value: str | None) -> Runner | None:

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, get_args
 Runner = Literal["v1", "v2"]
 RUNNERS: Final[tuple[Runner, ...]] = get_args(Runner)
 Device = Literal["cpu", "cuda"]
+Graphs = Literal["none", "piecewise", "full"]
+"""What CUDA graphs are captured of: nothing, the pieces between attention, or whole decode steps (too)."""
 
 
 class ConfigurationError(ValueError):
@@ -37,6 +39,9 @@ class Configuration:
     compact: bool = False
     per_request_metrics: bool = False
     batch_sharded: bool = False
+    local_argmax: bool = False
+    lora: bool = False
+    graphs: Graphs | None = None
     device: Device | None = None
     notes: tuple[str, ...] = ()
 
@@ -53,6 +58,9 @@ class Configuration:
         parts += ["disable_any_whitespace"] if self.compact else []
         parts += ["per-request metrics"] if self.per_request_metrics else []
         parts += ["batch-sharded sampling"] if self.batch_sharded else []
+        parts += ["local argmax"] if self.local_argmax else []
+        parts += ["LoRA"] if self.lora else []
+        parts += [f"CUDA graphs {self.graphs}"] if self.graphs else []
         return ", ".join(parts)
 
 
@@ -94,6 +102,7 @@ def with_drafter(configuration: Configuration, speculative: Mapping[str, Any]) -
         drafter="draft_model" if method is None else _drafter(method),
         k=None if tokens is None else whole_number("num_speculative_tokens", tokens),
         adaptive=bool(found.get("enable_adaptive_verification")),
+        local_argmax=bool(found.get("use_local_argmax_reduction")),
         notes=configuration.notes + ((note,) if method is None else ()),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specgram_lab.fixes.finding import Finding
 from specgram_lab.fixes.grammar_detectors import FILL, OUTPUT, found, look
 from specgram_lab.fixes.shapes import branches, called, fields, names, says
@@ -22,6 +24,7 @@ ARGUMENTS = "engine/arg_utils.py"
 SAMPLING = "sampling_params.py"
 SPEC_METRICS = "v1/spec_decode/metrics.py"
 REQUEST_METRICS = "v1/metrics/stats.py"
+ADAPTIVE = "enable_adaptive_verification"
 MAPPING = "_build_grammar_mapping"
 APPLY = "StructuredOutputsWorker.apply_grammar_bitmask"
 
@@ -88,7 +91,7 @@ def zero_budget(source: Source) -> Finding:
 
 def adaptive(source: Source) -> bool:
     """Whether the build has adaptive verification."""
-    return "enable_adaptive_verification" in fields(look(source, SPECULATIVE_CONFIG, "SpeculativeConfig"))
+    return ADAPTIVE in fields(look(source, SPECULATIVE_CONFIG, "SpeculativeConfig"))
 
 
 def pipeline_async(source: Source) -> Finding:
@@ -135,7 +138,7 @@ def adaptive_logprobs(source: Source) -> Finding:
     check = look(source, SAMPLING, symbol)
     if not adaptive(source):
         return found("no-feature", SAMPLING, symbol, "no adaptive verification")
-    if branches(check, "enable_adaptive_verification", "num_logprobs"):
+    if branches(check, ADAPTIVE, "num_logprobs"):
         return found("missing", SAMPLING, symbol, "refused for each request that asks for them")
     return found("contained" if check else "unknown", SAMPLING, symbol)
 
@@ -146,9 +149,37 @@ def adaptive_sharded(source: Source) -> Finding:
     if "enable_batch_sharded_sampling" not in fields(look(source, PARALLEL, "ParallelConfig")):
         return found("no-feature", PARALLEL, "ParallelConfig", "no batch-sharded sampling")
     check = look(source, CONFIG, symbol)
-    if branches(check, "enable_adaptive_verification"):
+    if branches(check, ADAPTIVE):
         return found("missing", CONFIG, symbol, "refused at start")
     return found("contained" if check else "unknown", CONFIG, symbol)
+
+
+def adaptive_with(*conditions: str) -> Callable[[Source], Finding]:
+    """A detector: adaptive verification together with what these identifiers of a condition stand for."""
+
+    def detector(source: Source) -> Finding:
+        if not adaptive(source):
+            return found("no-feature", SPECULATIVE_CONFIG, "SpeculativeConfig", "no adaptive verification")
+        check = "VllmConfig._validate_adaptive_verification"
+        if branches(look(source, CONFIG, check), *conditions):
+            return found("missing", CONFIG, check, "refused at start")
+        for path, symbol in ((CONFIG, "VllmConfig"), (SPECULATIVE_CONFIG, "SpeculativeConfig")):
+            if branches(look(source, path, symbol), ADAPTIVE, *conditions):
+                return found("missing", path, symbol, "refused at start")
+        return found("contained", CONFIG, "VllmConfig")
+
+    return detector
+
+
+def adaptive_v1(source: Source) -> Finding:
+    """Adaptive verification on runner V1."""
+    symbol = "VllmConfig._get_v1_model_runner_unsupported_features"
+    if not adaptive(source):
+        return found("no-feature", SPECULATIVE_CONFIG, "SpeculativeConfig", "no adaptive verification")
+    unsupported = look(source, CONFIG, symbol)
+    if branches(unsupported, ADAPTIVE):
+        return found("missing", CONFIG, symbol, "refused at start")
+    return found("contained" if unsupported else "unknown", CONFIG, symbol)
 
 
 def verified_counter(source: Source) -> Finding:
