@@ -35,6 +35,11 @@ def draw(results: Results, draw_on: Callable[[], tuple[Figure, pd.DataFrame]], n
     return figure
 
 
+def prompts(results: Results) -> str:
+    """How many prompts were really sent, for a caption: a limit may be more than there are."""
+    return f"{results.requests['prompt_id'].nunique()} prompts"
+
+
 def build(results: Results) -> str:
     """What the runs were made with, from their provenance, for a caption."""
     found: dict[str, None] = {}

@@ -256,13 +256,16 @@ def refit(seen: pd.DataFrame, *, without_invalid: bool) -> pd.DataFrame:
 def both_fits(seen: pd.DataFrame, results: lab.Results) -> pd.DataFrame:
     """One run's coefficients as recorded, and as they would be without verdicts on grammar-invalid tokens.
 
-    Returns step, name, value and ``which`` (``recorded`` or ``spared``), for `draw_drift`.
+    Returns step, name, value and ``which`` (``recorded`` or ``spared``), from the first step to the last.
     """
-    run_id = seen["run_id"].iloc[0]
     every = drift(results)
-    recorded: pd.DataFrame = every[every["run_id"] == run_id].assign(which="recorded").drop(columns="run_id")
-    spared = refit(seen, without_invalid=True).melt("step", var_name="name").assign(which="spared")
-    both: pd.DataFrame = pd.concat([recorded, spared], ignore_index=True)
+    recorded = every[every["run_id"] == seen["run_id"].iloc[0]].drop(columns="run_id")
+    first = recorded[recorded["step"] == recorded["step"].min()]
+    fitted = refit(seen, without_invalid=True).melt("step", var_name="name")
+    spared = pd.concat([first, fitted], ignore_index=True)
+    last = spared.groupby("name", sort=False, as_index=False).last().assign(step=recorded["step"].max())
+    whole: pd.DataFrame = pd.concat([spared, last])
+    both: pd.DataFrame = pd.concat([recorded.assign(which="recorded"), whole.assign(which="spared")], ignore_index=True)
     return both
 
 
