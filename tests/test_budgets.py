@@ -204,6 +204,20 @@ def test_the_calibration_error_is_that_of_the_bins_at_each_position():
     assert found["accepted"].tolist() == [0.75, 1.0]
 
 
+def test_both_fits_are_there_from_the_first_step_to_the_last(monkeypatch):
+    """Recorded is one value a step; the fit without verdicts on invalid tokens changes at its refits only."""
+    rows = [("run", step, name, 0.5) for step in range(150) for name in ("slope", "intercept 0")]
+    monkeypatch.setattr(budgets, "drift", lambda _: pd.DataFrame(rows, columns=["run_id", "step", "name", "value"]))
+    seen = pd.DataFrame({"step": range(120), "feature": 1.0, "accepted": True}).assign(
+        run_id="run", position=0, observed=True, invalid=[step % 2 == 1 for step in range(120)]
+    )
+    both = budgets.both_fits(seen, None)
+    assert (both["which"] == "recorded").sum() == len(rows)
+    for _, line in both[both["which"] == "spared"].groupby("name"):
+        assert line["step"].tolist() == [0, 99, 149]
+        assert line["value"].iloc[0] == 0.5 != line["value"].iloc[1] == line["value"].iloc[2]
+
+
 def test_tokens_can_be_made_dearer():
     curve = budgets.scaled(costs.linear(1.0, 0.5), 3.0)
     assert curve.tables(1, 4)[1].tolist() == [1.0, 2.5, 4.0, 5.5, 7.0]
