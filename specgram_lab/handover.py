@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,3 +39,23 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.environ.get(PARENT) not in (None, str(os.getppid())):
         os._exit(1)
+
+
+class ChildError(RuntimeError):
+    """A process that was asked something ended without an answer; the message is its last line."""
+
+
+def ask_module(module: str, asked: Any, *arguments: str) -> Any:
+    """What ``python -m module`` answers: JSON in on its standard input, JSON out; it is ended when this process is.
+
+    Raises:
+        ChildError: it failed.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, PARENT: str(os.getpid())}
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode != 0:
+        raise ChildError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    return json.loads(done.stdout)

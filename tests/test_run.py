@@ -16,7 +16,7 @@ import psutil
 import pytest
 from ledgers import simulate
 
-from specgram_lab import ledger, scenarios
+from specgram_lab import handover, ledger, scenarios
 from specgram_lab import run as runs
 from specgram_lab.handover import BEGUN, write_json
 from specgram_lab.run import reconciled
@@ -263,3 +263,9 @@ def test_a_killed_cell_keeps_what_its_engine_said_of_itself(tmp_path):
 def test_a_cell_finished_before_inputs_were_noted_is_still_finished(tmp_path):
     write_json(tmp_path / runs.DONE, {"run_id": BARE.cell_id, "outcome": "ok"})
     assert runs.is_done(BARE, tmp_path)
+
+
+def test_a_module_is_asked_in_a_process_of_its_own():
+    assert handover.ask_module("json.tool", {"a": [1, 2]}) == {"a": [1, 2]}
+    with pytest.raises(handover.ChildError, match="No module named specgram_lab.nothing"):
+        handover.ask_module("specgram_lab.nothing", {})

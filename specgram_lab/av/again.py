@@ -8,16 +8,13 @@ verification renews; what those would propose only a run tells.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specgram_lab import models, workloads
+from specgram_lab import handover, models, workloads
 from specgram_lab.av import lookup
 from specgram_lab.av.recording import ASKABLE, Again, ReplayError, Run
 from specgram_lab.grammars import jobs, matching
@@ -81,12 +78,10 @@ def _said(cell: Cell, model: Path | None, chats: Sequence[Any], texts: Sequence[
         "k": cell.drafter.k,
         "requests": [{"chat": chat, "text": text} for chat, text in zip(chats, texts, strict=True)],
     }
-    command = [sys.executable, "-m", "specgram_lab.drafters.chain"]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ReplayError(f"{cell.drafter.method} could not be asked again: {reason}")
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    try:
+        found: list[dict[str, Any]] = handover.ask_module("specgram_lab.drafters.chain", asked)
+    except handover.ChildError as fault:
+        raise ReplayError(f"{cell.drafter.method} could not be asked again: {fault}") from fault
     return found
 
 

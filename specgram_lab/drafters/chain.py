@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from specgram_lab.drafters.ties import spacing
+from specgram_lab.handover import die_with_parent
 
 MAX_LOG_ODDS = 40.0
 """Where vLLM cuts log-odds (acceptance_estimator.py, 0.30 to 0.33)."""
@@ -99,6 +100,7 @@ def drafts(model: Any, prompt: list[int], text: list[int], k: int) -> dict[str, 
 
 def main() -> None:
     """Answer what stands on standard input."""
+    die_with_parent()
     job = json.load(sys.stdin)
     tokenizer = AutoTokenizer.from_pretrained(Path(job["tokenizer"]), local_files_only=True)
     model = None

@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specgram_lab.handover import die_with_parent
+
 
 def main(folder: Path) -> None:
     """Answer what stands on standard input."""
+    die_with_parent()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", use_safetensors=True)
     found = []

@@ -7,17 +7,14 @@ differently from there.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from specgram_lab import models, workloads
+from specgram_lab import handover, models, workloads
 from specgram_lab.spec import Workload
 
 SPACINGS = 4
@@ -87,10 +84,10 @@ def _logits(asked: Sequence[Parting], workload: Workload, target: str) -> list[l
     questions = [
         {"chat": prompts[one.prompt_id].chat(), "answer": one.common, "tokens": (one.own, one.other)} for one in asked
     ]
-    command = [sys.executable, "-m", "specgram_lab.drafters.logits", str(models.ensure(target))]
-    done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise models.ModelError(f"the logits of {target} could not be computed: {reason}")
-    found: list[list[float]] = json.loads(done.stdout)
+    try:
+        found: list[list[float]] = handover.ask_module(
+            "specgram_lab.drafters.logits", questions, str(models.ensure(target))
+        )
+    except handover.ChildError as fault:
+        raise models.ModelError(f"the logits of {target} could not be computed: {fault}") from fault
     return found
