@@ -267,5 +267,5 @@ def test_a_cell_finished_before_inputs_were_noted_is_still_finished(tmp_path):
 
 def test_a_module_is_asked_in_a_process_of_its_own():
     assert handover.ask_module("json.tool", {"a": [1, 2]}) == {"a": [1, 2]}
-    with pytest.raises(handover.ChildError, match="No module named specgram_lab.nothing"):
+    with pytest.raises(handover.ChildError, match=r"No module named specgram_lab\.nothing"):
         handover.ask_module("specgram_lab.nothing", {})
