@@ -56,6 +56,8 @@ def ask_module(module: str, asked: Any, *arguments: str) -> Any:
     done = subprocess.run(
         command, input=json.dumps(asked), capture_output=True, text=True, check=False, env=environment
     )
+    if done.returncode < 0:
+        raise ChildError(f"its process was ended by signal {-done.returncode}")
     if done.returncode != 0:
         raise ChildError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
     return json.loads(done.stdout)

@@ -61,6 +61,10 @@ R4 = """vllm serve m --speculative-config '{"method":"dspark","model":"d","enabl
         ("vllm serve m -cc.cudagraph_mode piecewise", {"graphs": "piecewise"}),
         ("vllm serve m --compilation-config '{\"cudagraph_mode\": \"FULL_DECODE_ONLY\"}'", {"graphs": "full"}),
         ("vllm serve m --compilation-config 3 --no-enable-lora", {}),
+        ("vllm serve m -cc $CC -O2", {}),
+        ("vllm serve m -O0", {"graphs": "none"}),
+        ("vllm serve m -O 1 --reasoning-parser r", {"graphs": "piecewise", "reasoning_parser": "r"}),
+        ("vllm serve m --optimization-level=0 -cc.cudagraph_mode FULL", {"graphs": "full"}),
         ("python -m vllm.entrypoints.openai.api_server --model m --reasoning-parser r", {"reasoning_parser": "r"}),
         ("docker run --gpus all -e VLLM_USE_V2_MODEL_RUNNER=1 vllm/vllm-openai:v0.30.0 --model m -pp 2",
          {"runner": "v2", "pipeline_parallel": 2}),
@@ -102,7 +106,9 @@ def test_adaptive_verification_does_not_start_on_a_cpu_or_on_runner_v1():
     on_cpu = {item.fix for item in following(setting("0.32.0", R4, "cpu")) if item.kind == "does not start"}
     on_v1 = following(setting("0.32.0", f"VLLM_USE_V2_MODEL_RUNNER=0 {R4}", "cuda"))
     assert on_cpu == {"adaptive-eager"}
-    assert {item.fix for item in on_v1 if item.kind == "does not start"} == {"adaptive-runner-v1"}
+    by_method = following(setting("0.32.0", R4.replace("dspark", "suffix"), "cuda"))
+    for found in (on_v1, by_method):
+        assert {item.fix for item in found if item.kind == "does not start"} == {"adaptive-runner-v1"}
 
 
 def test_flags_that_decide_nothing_are_named():

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen3Config
 from typer.testing import CliRunner
 
 from specgram_lab import capabilities, lab, models, run, workloads
@@ -21,6 +22,7 @@ from specgram_lab.drafters import (
     batches,
     bfcl,
     block,
+    chain,
     compose,
     data,
     dflash,
@@ -509,3 +511,42 @@ def test_two_evaluations_do_not_share_a_folder(tmp_path: Path) -> None:
     assert isinstance(done.exception, run.OutputFolderError)
     assert "has a runner already" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def naive_drafts(model, ids, k):
+    """One token after another, the whole text computed each time."""
+    found = []
+    for _ in range(k):
+        found.append(chain.said(model(torch.tensor([ids])).logits[0, -1]))
+        ids = [*ids, found[-1][0]]
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 2, 12])
+def test_a_draft_model_asked_as_a_tree_says_what_it_says_token_by_token(length):
+    torch.manual_seed(length)
+    model = LlamaForCausalLM(tiny(LlamaConfig)).eval()
+    prompt, text = torch.randint(0, 40, (9,)).tolist(), torch.randint(0, 40, (length,)).tolist()
+    with torch.inference_mode():
+        text[: length // 2] = [
+            token for token, _, _ in naive_drafts(model, prompt, length // 2)
+        ]  # some drafts are kept
+        tree = chain.drafts(model, prompt, text, 4)
+        one_by_one = [naive_drafts(model, prompt + text[:at], 4) for at in range(1, length)]
+    assert tree["drafts"] == [[token for token, _, _ in row] for row in one_by_one]
+    odds = [[odd for _, odd, _ in row] for row in one_by_one]
+    assert np.allclose(np.array(tree["odds"]), np.array(odds), atol=1e-4)
+
+
+def test_models_that_do_not_see_the_whole_text_are_not_asked_as_a_tree():
+    assert chain.whole_attention(tiny(LlamaConfig))
+    assert chain.whole_attention(tiny(Qwen3Config))
+    assert not chain.whole_attention(tiny(MistralConfig, sliding_window=8))
+    assert not chain.whole_attention(tiny(Qwen3Config, use_sliding_window=True, sliding_window=8, max_window_layers=0))
+
+
+def tiny(kind, **other):
+    return kind(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, vocab_size=40, **other,
+    )  # fmt: skip

@@ -23,6 +23,7 @@ from specgram_lab.grammars import (
     Question,
     Replay,
     TextMatch,
+    Walk,
     child,
     classify,
     for_prompt,
@@ -33,6 +34,7 @@ from specgram_lab.grammars import (
     to_vllm,
     tools_grammar,
     validate_texts,
+    walk,
     whitespace_mode,
 )
 from specgram_lab.grammars.enforcement import findings
@@ -287,6 +289,25 @@ def test_digits_are_legal_without_end(replays: Mapping[str, Replay]) -> None:
     # vllm#52011
     found = replays["digits"]
     assert (found.legal, found.allowed, found.eos_allowed) == (True, 14, True)
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+def test_a_walk_asks_about_a_draft_after_each_token_and_the_end_is_one(compiler: CompilerSession, backend: str) -> None:
+    (asked,) = replay([Question(OBJECT, "", ('{"a": 12}',))], compiler)
+    text = asked.drafts[0].token_ids
+    drafts = tuple((*text[at + 1 :], 2, 2) for at in range(len(text)))
+    grammar = schema({"type": "object"}, backend=backend)
+    (found,) = walk([Walk(grammar, text, drafts, (2,))], compiler)
+    left = [len(text) - at for at in range(len(text))]  # and one end; nothing follows it
+    assert found == (left if backend == "xgrammar" else [*left[:-1], 0])  # vLLM asks no llguidance that has stopped
+
+
+def test_every_token_that_ends_a_text_may_stand_behind_it(compiler: CompilerSession) -> None:
+    (asked,) = replay([Question(OBJECT, "", ('{"a": 1}',))], compiler)
+    text = asked.drafts[0].token_ids
+    for stops, valid in (((2,), 0), ((2, 0), 1)):
+        (found,) = walk([Walk(OBJECT, text, ((),) * (len(text) - 1) + ((0,),), stops)], compiler)
+        assert found[-1] == valid
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance"])

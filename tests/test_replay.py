@@ -9,7 +9,7 @@ import pytest
 import small_engine
 from small_engine import World
 
-from specgram_lab.av import lookup, recording
+from specgram_lab.av import again, lookup, recording
 from specgram_lab.av.replay import ReplayError, load, replay
 from specgram_lab.spec import Budget, Cell, Drafter, Grammar, Workload
 
@@ -215,6 +215,29 @@ def test_cells_that_cannot_be_replayed_are_refused(tmp_path, change, sentence):
     rows = small_engine.decode(made, Budget(policy="all"), 3)
     with pytest.raises(ReplayError, match=sentence):
         load([small_engine.write(tmp_path / "run", made, spec, rows)])
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "columns", "sentence"),
+    [
+        ("draft_model", "requests", {}, "the prompts of records are others than those of the run"),
+        ("draft_model", "requests", {"token_ids": None}, "request 0 of run .* has no output"),
+        ("draft_model", "runs", {"scheduling_effective": "async"}, "was asynchronous"),
+        ("ngram", "requests", {}, "ngram is asked again as runner V2 looks, and the run was one of V1"),
+        (
+            "eagle3",
+            "requests",
+            {},
+            "eagle3 cannot be asked again: what it proposes does not follow from the text alone",
+        ),
+    ],
+)
+def test_a_drafter_is_not_asked_about_a_run_that_cannot_be_replayed(tmp_path, method, table, columns, sentence):
+    made = World(0, 4, (10, 10), (3, 3))
+    recorded(tmp_path, made, policy="all", method=method)
+    small_engine.rewrite(tmp_path / "all", table, **columns)
+    with pytest.raises(ReplayError, match=sentence):
+        again.ask(tmp_path / "all")
 
 
 def test_runs_with_other_texts_are_not_put_together(tmp_path):

@@ -8,17 +8,19 @@ verification renews; what those would propose only a run tells.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from specgram_lab import handover, models, workloads
+from specgram_lab import grammars, handover, models, workloads
 from specgram_lab.av import lookup
-from specgram_lab.av.recording import ASKABLE, Again, ReplayError, Run
-from specgram_lab.grammars import jobs, matching
-from specgram_lab.spec import Cell
+from specgram_lab.av.recording import ASKABLE, Again, ReplayError, Run, check
+from specgram_lab.paths import DataNotFoundError
+from specgram_lab.spec import Cell, SpecError
 
 CLOSE = 4.0
 """A draft whose logit is ahead of the second best by fewer steps of bf16 may be the other one in a bfloat16 engine."""
@@ -28,19 +30,28 @@ def ask(folder: Path) -> dict[str, Again]:
     """Every draft of the run in ``folder``, one entry a request.
 
     Raises:
-        ReplayError: a drafter that cannot be asked, or the run's prompts are others than its workload has now.
+        ReplayError: a run that cannot be replayed, a drafter that cannot be asked, or prompts that are others now than
+            those of the run, by name or by number of tokens.
     """
     run = Run.read(folder)
     cell, method = run.cell, run.cell.drafter.method
+    check([run])
     looks = method != "draft_model"
-    if method not in ASKABLE or (looks and cell.engine.runner != "v2"):
+    if method not in ASKABLE:
         raise ReplayError(
-            f"{method} cannot be asked again: what it proposes does not follow from the text;"
+            f"{method} cannot be asked again: what it proposes does not follow from the text alone;"
             " a run with budget none would tell"
         )
+    if looks and cell.engine.runner != "v2":
+        raise ReplayError(f"{method} is asked again as runner V2 looks, and the run was one of V1")
     if cell.engine.reasoning_parser and cell.grammar.kind != "none":
         raise ReplayError("where the grammar begins after the reasoning, it is not asked again")
-    prompts = workloads.load(cell.workload)
+    try:
+        prompts = workloads.load(cell.workload)
+    except (SpecError, DataNotFoundError) as fault:
+        raise ReplayError(f"the run's prompts cannot be read: {fault}") from fault
+    if [prompt.prompt_id for prompt in prompts] != run.prompt_ids:
+        raise ReplayError(f"the prompts of {cell.workload.prompts} are others than those of the run")
     texts = [run.texts[str(number)] for number in range(len(prompts))]
     chats = [prompt.chat() for prompt in prompts]
     said = _said(cell, None if looks else _model(cell), chats, texts)
@@ -66,8 +77,19 @@ def ask(folder: Path) -> dict[str, Again]:
 
 
 def _model(cell: Cell) -> Path:
-    name = cell.drafter.model
-    return models.ensure(cell.target.model if name in (None, "target") else str(name))
+    name = cell.target.model if cell.drafter.model in (None, "target") else str(cell.drafter.model)
+    folder = models.ensure(name)
+    needed = 2 * sum(path.stat().st_size for path in folder.glob("*.safetensors"))  # 16 bits are 32 there
+    if needed > psutil.virtual_memory().available:
+        raise ReplayError(f"{name} cannot be asked again: it takes {needed / 2**30:.0f} GiB of memory in float32")
+    return folder
+
+
+def _stops(target: Path) -> tuple[int, ...]:
+    """Tokens that end a text: vLLM takes them from the generation config."""
+    path = target / "generation_config.json"
+    named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+    return tuple(named) if isinstance(named, list) else () if named is None else (named,)
 
 
 def _said(cell: Cell, model: Path | None, chats: Sequence[Any], texts: Sequence[list[int]]) -> list[dict[str, Any]]:
@@ -101,17 +123,19 @@ def _lengths(
     """The grammar-valid length of every draft."""
     if cell.grammar.kind == "none":
         return [[cell.drafter.k] * len(rows) for rows in drafts]
+    stops = _stops(models.ensure(cell.target.model))
     walks = [
-        matching.Walk(
-            jobs.for_prompt(cell.grammar, schema),
+        grammars.Walk(
+            grammars.for_prompt(cell.grammar, schema),
             tuple(text[:-1]),
             tuple(tuple(int(token) for token in draft) for draft in rows),
+            stops,
         )
         for schema, text, rows in zip(schemas, texts, drafts, strict=True)
     ]
     try:
-        found = matching.walk(walks, models.ensure(cell.target.model))
-    except matching.MatcherError as fault:
+        found = grammars.walk(walks, models.ensure(cell.target.model))
+    except grammars.MatcherError as fault:
         raise ReplayError(f"the grammar could not be asked again: {fault}") from fault
     for number, (lengths, rows) in enumerate(zip(found, drafts, strict=True)):
         if len(lengths) < len(rows):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from specgram_lab import lab
 from specgram_lab.av import again
-from specgram_lab.av.recording import ASKABLE, Recording, Run, load
+from specgram_lab.av.recording import ASKABLE, Recording, ReplayError, Run, asked, load
 from specgram_lab.av.replay import replay
 
 COUNTS = ("drafted", "verified", "accepted")
 _COLUMNS = ["step", "request_id", "scheduled", *COUNTS, "committed"]
-_SAME = ["drafter", "k", "grammar", "concurrency", "scheduling"]
 
 
 def held(results: lab.Results, compared: pd.DataFrame) -> pd.DataFrame:
@@ -29,19 +29,28 @@ def held(results: lab.Results, compared: pd.DataFrame) -> pd.DataFrame:
         ``replayed`` one; ``equal_steps``, the engine steps in which everything is the same; ``narrow`` steps, in
         which rounding may decide; ``refused``, why a replay stopped.
     """
-    asked = compared[compared["drafter"].isin(ASKABLE) & (compared["scheduling"] == "sync")]
+    sync = compared[compared["drafter"].isin(ASKABLE) & (compared["scheduling"] == "sync")]
+    runs = {run_id: Run.read(results.folder / "cells" / run_id) for run_id in sync["run_id"]}
     rows = []
-    for _, group in asked.groupby(_SAME, sort=False):
-        full = group[group["budget"] == "all"]
+    for _, group in sync.groupby([asked(runs[run_id].cell) for run_id in sync["run_id"]], sort=False):
+        full = group[group["budget"] == "all"]["run_id"]
         if full.empty:
             continue
-        folders = {run_id: results.folder / "cells" / run_id for run_id in group["run_id"]}
-        folder = folders[full["run_id"].iloc[0]]
-        known, first = load([folder], again.ask(folder)), Run.read(folder)
+        first, known = runs[full.iloc[0]], _known(results.folder / "cells" / full.iloc[0])
         for run in group.to_dict("records"):
             about = {name: run[name] for name in ("drafter", "grammar", "concurrency", "budget")}
-            rows.append(about | _row(known, first, Run.read(folders[run["run_id"]])))
+            rows.append(
+                about | ({"refused": known} if isinstance(known, str) else _row(known, first, runs[run["run_id"]]))
+            )
     return pd.DataFrame(rows)
+
+
+def _known(folder: Path) -> Recording | str:
+    """What the run and its drafter, asked again, know; or why it cannot be asked."""
+    try:
+        return load([folder], again.ask(folder))
+    except ReplayError as fault:
+        return str(fault)
 
 
 def _row(known: Recording, full: Run, real: Run) -> dict[str, Any]:

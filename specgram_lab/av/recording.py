@@ -6,8 +6,8 @@ output is the proposal known?
 
 - Where a step of a recorded run began, the whole draft is: tokens, grammar-valid length, confidences. A run with the
   budget ``none`` begins a step after every token and is a complete recording, for every drafter at its own k.
-- A draft model or an n-gram drafter can be asked again (`specgram_lab.av.again`), and the grammar about its drafts: a
-  run of any budget is a complete recording then.
+- A draft model, or runner V2's n-gram drafter, can be asked again (`specgram_lab.av.again`), and the grammar about its
+  drafts: a run of any budget is a complete recording then.
 - All others (EAGLE, MTP: their next token depends on hidden states that verification renews; DFlash, DSpark: blocks)
   are known where a step began, and nowhere else.
 
@@ -125,7 +125,7 @@ def load(folders: Sequence[Path], again: Mapping[str, Again] | None = None) -> R
     if not runs:
         raise ReplayError("there is no run to replay")
     first = runs[0]
-    _check(runs)
+    check(runs)
     k, grammar = first.cell.drafter.k, first.cell.grammar.kind != "none"
     lengths = np.array([len(tokens) for tokens in first.texts.values()], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths + 1)[:-1]))
@@ -166,6 +166,7 @@ class Run:
     row: pd.Series[Any]
     max_batched_tokens: int
     texts: dict[str, list[int]]
+    prompt_ids: list[str]
     prompt_tokens: list[int]
     steps: dict[str, pd.DataFrame]
     proposals: dict[tuple[str, int], Reals]
@@ -193,8 +194,10 @@ class Run:
             row=row,
             max_batched_tokens=int(json.loads(row["config_effective"])["max_num_batched_tokens"]),
             texts={
-                r: [int(t) for t in ids] for r, ids in zip(requests["request_id"], requests["token_ids"], strict=True)
+                r: [] if ids is None else [int(t) for t in ids]
+                for r, ids in zip(requests["request_id"], requests["token_ids"], strict=True)
             },
+            prompt_ids=[str(name) for name in requests["prompt_id"]],
             prompt_tokens=[int(n) for n in requests["prompt_tokens"]],
             steps={str(r): part.sort_values("step") for r, part in tables["steps"].groupby("request_id", sort=False)},
             proposals={
@@ -245,7 +248,7 @@ class _Known:
             asked = None if again is None else ([int(t) for t in again.drafts[at - 1]], int(again.valid[at - 1]))
             known = self.drafts.get(at, asked)
             if again is not None:
-                made["confidences"][row] = again.confidences[at - 1]
+                made["confidences"][row] = again.confidences[at - 1] if known == asked else np.nan
                 made["close"][row] = again.close[at - 1] and at not in self.drafts
                 if known != asked and not again.close[at - 1]:
                     raise ReplayError(
@@ -268,7 +271,7 @@ class _Known:
         return len(follows), len(follows) == len(draft)
 
 
-def _check(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[Run]) -> None:
     """Raise `ReplayError` if the runs cannot be replayed, or are not runs of the same thing."""
     first = runs[0]
     for run in runs:
@@ -285,7 +288,7 @@ def _check(runs: Sequence[Run]) -> None:
             raise ReplayError(f"run {name}: the drafts of {method} are no function of the text")
         if run.row["scheduling_effective"] != "sync":
             raise ReplayError(f"run {name} was asynchronous: there, what is scheduled depends on when outputs arrive")
-        if _asked(cell) != _asked(first.cell):
+        if asked(cell) != asked(first.cell):
             raise ReplayError(f"runs {first.row['run_id']} and {name} differ in more than their budget")
         lost = [request for request, tokens in run.texts.items() if not tokens]
         if lost:
@@ -295,7 +298,8 @@ def _check(runs: Sequence[Run]) -> None:
                 raise ReplayError(f"request {request} has another output in run {name} than in {first.row['run_id']}")
 
 
-def _asked(cell: Cell) -> str:
+def asked(cell: Cell) -> str:
+    """What runs that are replayed together have in common: all that a cell asks but its budget."""
     content = cell.model_dump(mode="json", exclude={"limits": True, "engine": {"budget", "record"}})
     content["engine"]["patches"] = [name for name in content["engine"]["patches"] if name != "av-ngram"]
     return json.dumps(content, sort_keys=True)

@@ -82,6 +82,8 @@ def said(logits: Tensor) -> tuple[int, float, float]:
 
 def drafts(model: Any, prompt: list[int], text: list[int], k: int) -> dict[str, list[list[Any]]]:
     """``drafts``, ``odds`` and ``gaps`` after each prefix of ``text`` from its first token to its last but one."""
+    if len(text) < 2:
+        return {"drafts": [], "odds": [], "gaps": []}
     tree = Tree(model, prompt + text[:-1])
     tree.begin(len(prompt))
     ends = list(range(len(prompt), len(prompt) + len(text) - 1))
@@ -98,6 +100,13 @@ def drafts(model: Any, prompt: list[int], text: list[int], k: int) -> dict[str, 
     return {name: [[one[at] for one in row] for row in found] for at, name in enumerate(("drafts", "odds", "gaps"))}
 
 
+def whole_attention(config: Any) -> bool:
+    """Whether every layer sees the whole text: a recurrent state cannot branch, and a window cuts the tree."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return kinds == {"full_attention"} and not window
+
+
 def main() -> None:
     """Answer what stands on standard input."""
     die_with_parent()
@@ -109,6 +118,8 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype="float32", use_safetensors=True, local_files_only=True
         )
+        if not whole_attention(model.config):
+            sys.exit(f"{folder.name} has layers that do not see the whole text")
     answers = []
     for asked in job["requests"]:
         prompt = tokenizer.apply_chat_template(asked["chat"], add_generation_prompt=True, return_dict=False)

@@ -24,13 +24,14 @@ from specgram_lab.fixes.configuration import (
     with_drafter,
 )
 
-SHORT: Final = {"-sc": "speculative-config", "-pp": "pipeline-parallel-size", "-cc": "compilation-config"}
+LEVEL: Final = "optimization-level"
+SHORT: Final = {"-sc": "speculative-config", "-pp": "pipeline-parallel-size", "-cc": "compilation-config", "-O": LEVEL}
 ALIASES: Final = {"structured-outputs": "structured-outputs-config"}
 """argparse takes the beginning of a flag for the flag; this one is seen in reports."""
 OBJECTS: Final = ("speculative-config", "structured-outputs-config", "compilation-config")
 VALUES: Final = (
     "spec-method", "spec-model", "spec-tokens", "reasoning-parser", "tool-call-parser", "pipeline-parallel-size",
-    "per-request-spec-decode-metrics", "config",
+    "per-request-spec-decode-metrics", "config", LEVEL,
 )  # fmt: skip
 SWITCHES: Final = ("async-scheduling", "enable-batch-sharded-sampling", "enable-lora", "enforce-eager")
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -121,7 +122,9 @@ def _flags(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         head, _, path = name.partition(".")
         if head in OBJECTS and path:
             _put(flags.setdefault(head, {}), path.split("."), _scalar(value))
-        elif name in OBJECTS and not (value or "").isdigit():  # a compilation level is no object
+        elif name == "compilation-config" and not (value or "").startswith("{"):
+            ignored.append(f"--{name}")  # a level, or a variable of the shell
+        elif name in OBJECTS:
             flags[name] = flags.get(name, {}) | json_object(f"--{name}", value)
         elif name in VALUES:
             if value is None:
@@ -139,7 +142,7 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     for i, word in enumerate(arguments):
         if not re.match(r"--?[A-Za-z]", word):
             continue
-        name, equals, value = word.partition("=")
+        name, equals, value = re.sub(r"^-O(?=\d)", "-O=", word).partition("=")
         head, dot, rest = name.partition(".")
         head = SHORT.get(head, head)
         head = head[2:].replace("_", "-") if head.startswith("--") else head
@@ -204,12 +207,16 @@ def _configuration(flags: Mapping[str, Any], environment: Mapping[str, str], not
 
 
 def _graphs(flags: Mapping[str, Any]) -> Graphs | None:
-    """`--enforce-eager` and ``cudagraph_mode``, a name or vLLM's number for it; None where neither is given."""
+    """`--enforce-eager`, else ``cudagraph_mode`` (a name or vLLM's number), else the optimization level.
+
+    None where none of them is given, and for a level that leaves full graphs.
+    """
     if flags.get("enforce-eager"):
         return "none"
     mode = flags.get("compilation-config", {}).get("cudagraph_mode")
     if mode is None:
-        return None
+        levels: dict[str, Graphs] = {"0": "none", "1": "piecewise"}
+        return levels.get(str(flags.get(LEVEL)))
     names: dict[str, Graphs] = {"NONE": "none", "0": "none", "PIECEWISE": "piecewise", "1": "piecewise"}
     return names.get(str(mode).upper(), "full")
 

@@ -166,7 +166,8 @@ def adaptive_with(*conditions: str) -> Callable[[Source], Finding]:
         for path, symbol in ((CONFIG, "VllmConfig"), (SPECULATIVE_CONFIG, "SpeculativeConfig")):
             if branches(look(source, path, symbol), ADAPTIVE, *conditions):
                 return found("missing", path, symbol, "refused at start")
-        return found("contained", CONFIG, "VllmConfig")
+        there = look(source, CONFIG, "VllmConfig") is not None
+        return found("contained" if there else "unknown", CONFIG, "VllmConfig")
 
     return detector
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from specgram_lab.grammars.child import ChildLimits, CompilerSession
 from specgram_lab.grammars.inspection import Preflight, preflight, preflight_many
 from specgram_lab.grammars.jobs import for_prompt
-from specgram_lab.grammars.matching import DraftMatch, MatcherError, Question, Replay, replay, validate_texts
+from specgram_lab.grammars.matching import (
+    DraftMatch,
+    MatcherError,
+    Question,
+    Replay,
+    Walk,
+    replay,
+    validate_texts,
+    walk,
+)
 from specgram_lab.grammars.outputs import (
     BLANK_RUN,
     NUMBER_RUN,
@@ -37,6 +46,7 @@ __all__ = [
     "Question",
     "Replay",
     "TextMatch",
+    "Walk",
     "Whitespace",
     "classify",
     "classify_many",
@@ -48,5 +58,6 @@ __all__ = [
     "to_vllm",
     "tools_grammar",
     "validate_texts",
+    "walk",
     "whitespace_mode",
 ]

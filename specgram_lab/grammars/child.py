@@ -147,7 +147,8 @@ class CompilerSession:
         Fields of a job: ``kind`` (``json_schema``, ``regex``, ``ebnf``, ``lark``, ``structural_tag``), ``text`` and
         ``backend`` (``guidance``, else xgrammar); for JSON ``any_whitespace``, ``separators``, ``max_whitespace``;
         then what is asked: ``search`` (a finite text), ``texts`` (to match), ``count`` (texts to count tokens of),
-        ``prefix`` with ``drafts`` (texts or ids).
+        ``prefix`` with ``drafts`` (texts or ids), ``walk`` (an output's ids) with ``drafts`` (ids, one after each) and
+        ``stops`` (ids that end a text).
         """
         known = limits or ChildLimits()
         answers: list[Mapping[str, Any]] = []

@@ -65,6 +65,12 @@ class Guidance:
         """Advance by one token if it is allowed."""
         return bool(self.inner.try_consume_tokens([token]) == 1)
 
+    def valid(self, draft: list[int]) -> int:
+        """Tokens from the first on that are allowed, the end of the text among them, as vLLM's backend asks."""
+        if self.inner.is_stopped() or not draft:
+            return 0
+        return int(self.inner.validate_tokens(draft))
+
     def rollback(self, count: int) -> None:
         """Take ``count`` tokens back."""
         self.inner.rollback(count)
@@ -166,18 +172,18 @@ class Compiler:
         if "prefix" in job:
             found["replay"] = self.replay(grammar, job["prefix"], job.get("drafts", []))
         if "walk" in job:
-            found["walk"] = self.walk(grammar, job["walk"], job["drafts"])
+            found["walk"] = self.walk(grammar, job["walk"], job["drafts"], job.get("stops"))
         return found
 
     def encode(self, text: str) -> list[int]:
         """Token ids as the tokenizer itself splits ``text``."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def matcher(self, grammar: Any) -> Any:
-        """A fresh matcher; guidance's grammars are texts."""
+    def matcher(self, grammar: Any, stops: list[int] | None = None) -> Any:
+        """A fresh matcher, which takes ``stops`` for the tokens that end a text; guidance's grammars are texts."""
         if isinstance(grammar, str):
             return Guidance(self, grammar)
-        return self.xgrammar.GrammarMatcher(grammar)
+        return self.xgrammar.GrammarMatcher(grammar, override_stop_tokens=stops)
 
     def match(self, grammar: Any, text: str) -> list[Any]:
         """Characters of ``text`` that a match can begin with, and whether it may end after them."""
@@ -222,6 +228,8 @@ class Compiler:
 
     def valid(self, matcher: Any, draft: list[int]) -> int:
         """Tokens from the first on that the matcher accepts; it stays where it is."""
+        if isinstance(matcher, Guidance):
+            return matcher.valid(draft)
         accepted = 0
         while accepted < len(draft) and not matcher.is_terminated() and matcher.accept_token(draft[accepted]):
             accepted += 1
@@ -229,9 +237,9 @@ class Compiler:
             matcher.rollback(accepted)
         return accepted
 
-    def walk(self, grammar: Any, text: list[int], drafts: list[list[int]]) -> list[int]:
+    def walk(self, grammar: Any, text: list[int], drafts: list[list[int]], stops: list[int] | None) -> list[int]:
         """Valid beginnings of drafts, one after each token of ``text``; ends where the grammar refuses the text."""
-        matcher, found = self.matcher(grammar), []
+        matcher, found = self.matcher(grammar, stops), []
         for token, draft in zip(text, drafts, strict=True):
             if matcher.is_terminated() or not matcher.accept_token(token):
                 break

@@ -79,16 +79,15 @@ def replay(
 
 @dataclass(frozen=True)
 class Walk:
-    """An output's token ids, and the draft that might have been proposed after each of them."""
+    """An output's token ids, the draft that might have been proposed after each, and which tokens end a text."""
 
     grammar: Grammar
     text: tuple[int, ...]
     drafts: tuple[tuple[int, ...], ...]
+    stops: tuple[int, ...]
 
 
-def walk(
-    asked: Sequence[Walk], source: Path | CompilerSession, *, limits: ChildLimits | None = None
-) -> list[list[int]]:
+def walk(asked: Sequence[Walk], source: Path | CompilerSession) -> list[list[int]]:
     """The grammar-valid length of every draft, one list an output; shorter where the grammar refuses the output itself.
 
     Raises:
@@ -96,8 +95,11 @@ def walk(
         SpecError: a grammar that has nothing to compile.
     """
     vllm = installed_vllm(sys.executable)
-    jobs = [job(one.grammar, vllm=vllm) | {"walk": one.text, "drafts": one.drafts} for one in asked]
-    answers = _answers(jobs, [one.grammar for one in asked], source, sys.executable, limits)
+    jobs = [
+        job(one.grammar, vllm=vllm) | {"walk": one.text, "drafts": one.drafts, "stops": one.stops or None}
+        for one in asked
+    ]
+    answers = _answers(jobs, [one.grammar for one in asked], source, sys.executable, None)
     return [list(answer["walk"]) for answer in answers]
 
 
