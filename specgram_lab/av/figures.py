@@ -126,7 +126,7 @@ def _grid(
         ax.set_title(curve.name, fontsize=7)
     for row, drafter in zip(axes, drafters, strict=True):
         row[0].set_ylabel(drafter)
-    figure.supxlabel(x_label, fontsize=7)
+    axes[-1][len(curves) // 2].set_xlabel(x_label)
     figure.supylabel(y_label, fontsize=7)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=6)
     return figure
