@@ -76,9 +76,16 @@ def ask(folder: Path) -> dict[str, Again]:
     }
 
 
+def _folder(name: str) -> Path:
+    try:
+        return models.ensure(name)
+    except models.ModelError as fault:
+        raise ReplayError(f"{name} cannot be asked again: {fault}") from fault
+
+
 def _model(cell: Cell) -> Path:
     name = cell.target.model if cell.drafter.model in (None, "target") else str(cell.drafter.model)
-    folder = models.ensure(name)
+    folder = _folder(name)
     needed = 2 * sum(path.stat().st_size for path in folder.glob("*.safetensors"))  # 16 bits are 32 there
     if needed > psutil.virtual_memory().available:
         raise ReplayError(f"{name} cannot be asked again: it takes {needed / 2**30:.0f} GiB of memory in float32")
@@ -95,7 +102,7 @@ def _stops(target: Path) -> tuple[int, ...]:
 def _said(cell: Cell, model: Path | None, chats: Sequence[Any], texts: Sequence[list[int]]) -> list[dict[str, Any]]:
     """The tokens of each prompt, and with a ``model`` its drafts."""
     asked = {
-        "tokenizer": str(models.ensure(cell.target.model)),
+        "tokenizer": str(_folder(cell.target.model)),
         "model": None if model is None else str(model),
         "k": cell.drafter.k,
         "requests": [{"chat": chat, "text": text} for chat, text in zip(chats, texts, strict=True)],
@@ -123,7 +130,7 @@ def _lengths(
     """The grammar-valid length of every draft."""
     if cell.grammar.kind == "none":
         return [[cell.drafter.k] * len(rows) for rows in drafts]
-    stops = _stops(models.ensure(cell.target.model))
+    stops = _stops(_folder(cell.target.model))
     walks = [
         grammars.Walk(
             grammars.for_prompt(cell.grammar, schema),
@@ -134,7 +141,7 @@ def _lengths(
         for schema, text, rows in zip(schemas, texts, drafts, strict=True)
     ]
     try:
-        found = grammars.walk(walks, models.ensure(cell.target.model))
+        found = grammars.walk(walks, _folder(cell.target.model))
     except grammars.MatcherError as fault:
         raise ReplayError(f"the grammar could not be asked again: {fault}") from fault
     for number, (lengths, rows) in enumerate(zip(found, drafts, strict=True)):
