@@ -119,8 +119,14 @@ def _adaptive(cell: Cell) -> str | None:
         return f"adaptive verification with drafter {cell.drafter.method}: it gives no confidence to rank drafts by"
     if cell.engine.pipeline_parallel > 1:
         return "adaptive verification is not compatible with pipeline parallelism"
+    if cell.engine.lora:
+        return "adaptive verification is not compatible with LoRA"
+    if cell.drafter.local_argmax and cell.drafter.method != "dspark":
+        return "adaptive verification estimates acceptance from draft logits, which local_argmax never makes"
     if device(cell) == "cuda" and cell.engine.enforce_eager:
         return "adaptive verification requires full CUDA graphs; set enforce_eager: false"
+    if device(cell) == "cuda" and cell.engine.cudagraph_mode in ("NONE", "PIECEWISE"):
+        return f"adaptive verification requires full CUDA graphs; cudagraph_mode {cell.engine.cudagraph_mode} has none"
     return None
 
 

@@ -62,6 +62,7 @@ class Drafter(Model):
 
     ``model: target`` makes the target its own draft model. ``prompt_lookup_min`` and ``prompt_lookup_max``
     belong to ``ngram``; where one of them is missing vLLM sets both to the other, and to 5 where both are.
+    ``local_argmax`` is vLLM's ``use_local_argmax_reduction``.
     """
 
     method: Method = "none"
@@ -71,6 +72,7 @@ class Drafter(Model):
     prompt_lookup_max: Annotated[int, Field(ge=1)] | None = None
     rejection: Literal["standard", "synthetic"] = "standard"
     synthetic_rates: tuple[float, ...] = ()
+    local_argmax: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -254,7 +256,8 @@ class Engine(Model):
 
     ``build`` is the release of an installed build (`specgram_lab.builds`); ``python`` the interpreter of any other one.
     ``patches`` are names from `specgram_lab.patches`, beyond those that the builder needs by itself;
-    ``reasoning_parser`` is one of vLLM's, or ``specgram_fence``, for a target that fences its answers. A ``server`` is
+    ``reasoning_parser`` is one of vLLM's, or ``specgram_fence``, for a target that fences its answers;
+    ``cudagraph_mode`` is asked of vLLM, which may take another, and ``lora`` lets adapters be loaded. A ``server`` is
     seen from outside: ``url`` is where it is, ``log`` the file that it logs to, and ``target.model`` the name that it
     serves the model under.
     """
@@ -272,6 +275,8 @@ class Engine(Model):
     record: bool = True
     prefix_caching: bool = False
     enforce_eager: bool = True
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = None
+    lora: bool = False
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     pipeline_parallel: Annotated[int, Field(ge=1)] = 1
@@ -370,9 +375,11 @@ class Cell(Model):
     def canonical(self) -> str:
         """Canonical JSON of what is asked: sorted keys, no blanks, limits and paths left out."""
         hidden: dict[str, Any] = {"python": True, "log": True}
-        hidden |= {name: True for name in ("url", "build") if getattr(self.engine, name) is None}
+        hidden |= {name: True for name in ("url", "build", "cudagraph_mode", "lora") if not getattr(self.engine, name)}
         hidden |= {"budget": {"costs"}} if self.engine.budget.costs is None else {}
-        content = self.model_dump(mode="json", exclude={"limits": True, "engine": hidden})
+        left_out: dict[str, Any] = {"limits": True, "engine": hidden}
+        left_out |= {} if self.drafter.local_argmax else {"drafter": {"local_argmax"}}
+        content = self.model_dump(mode="json", exclude=left_out)
         return json.dumps({"spec_version": SPEC_VERSION, **content}, sort_keys=True, separators=(",", ":"))
 
     @property

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specgram_lab import handover, ledger
+from specgram_lab import handover, ledger, models
 from specgram_lab import run as runs
 from specgram_lab.av import costs
 from specgram_lab.builders import options
@@ -32,10 +32,11 @@ def run(cells: dict[str, Cell], folder: Path, mixed: tuple[str, ...] = ()) -> di
     for name, cell in cells.items():
         (folders[name] / "reports").mkdir(parents=True)
         handover.write_json(folders[name] / "cell.json", cell.model_dump(mode="json"))
+    first = next(iter(cells.values()))
+    models.ensure_all(first.target.model, first.drafter.model)
     job = folder / "job.json"
     content = {"folders": [str(f) for f in folders.values()], "mixed": list(mixed)}
     job.write_text(json.dumps(content), encoding="utf-8")
-    first = next(iter(cells.values()))
     environment = os.environ | options.environment(first, "cpu", folders[next(iter(cells))] / "reports")
     environment = {key: value for key, value in environment.items() if value != ""}
     with (folder / "engine.log").open("w") as log:

@@ -130,6 +130,13 @@ def test_padding_makes_steps_and_no_padding_a_line():
         ({"device": "cuda"}, "requires full CUDA graphs; set enforce_eager: false"),
         ({"device": "cuda", "enforce_eager": False, "pipeline_parallel": 2, "record": False}, "pipeline parallelism"),
         ({"device": "cuda", "enforce_eager": False, "runner": "v1"}, "exists for Model Runner V2 only"),
+        (
+            {"device": "cuda", "enforce_eager": False, "cudagraph_mode": "PIECEWISE"},
+            "cudagraph_mode PIECEWISE has none",
+        ),
+        ({"device": "cuda", "enforce_eager": False, "lora": True}, "not compatible with LoRA"),
+        ({"lora": True}, "not compatible with LoRA"),
+        ({"device": "cuda", "enforce_eager": False, "cudagraph_mode": "FULL_DECODE_ONLY"}, None),
         ({"device": "cuda", "enforce_eager": False}, None),
     ],
 )
@@ -138,6 +145,33 @@ def test_where_adaptive_verification_cannot_run_is_known_before_loading(monkeypa
     asked = {"drafter": SELF, "engine": {"runner": "v2", "budget": {"policy": "all"}, **engine}, **PROMPTS}
     reason = capabilities.refusal(parse_cell(asked))
     assert reason is None if sentence is None else sentence in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "refused"), [(SELF, True), ({"method": "dspark", "model": "dspark", "k": 5}, False)]
+)
+def test_a_local_argmax_leaves_no_logits_to_estimate_from(drafter, refused):
+    cell = parse_cell(
+        {
+            "drafter": drafter | {"local_argmax": True},
+            "engine": {"runner": "v2", "budget": {"policy": "all"}},
+            **PROMPTS,
+        }
+    )
+    assert ("which local_argmax never makes" in str(capabilities.refusal(cell))) is refused
+    assert options.speculative_config(cell)["use_local_argmax_reduction"] is True
+
+
+def test_what_is_asked_of_vllm_alone_is_part_of_the_cell_where_it_is_asked():
+    plain = parse_cell(PROMPTS)
+    assert not {"cudagraph_mode", "lora", "local_argmax"} & set(json.loads(plain.canonical())["engine"])
+    assert "local_argmax" not in json.loads(plain.canonical())["drafter"]
+    asked = parse_cell({**PROMPTS, "engine": {"cudagraph_mode": "FULL_DECODE_ONLY", "lora": True}})
+    assert asked.cell_id != plain.cell_id
+    assert parse_cell(asked.model_dump(mode="json")) == asked
+    arguments = options.engine_arguments(asked)
+    assert arguments["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert arguments["enable_lora"] is True
 
 
 def test_an_ngram_drafter_is_ranked_only_where_the_patch_is_asked_for():
@@ -238,6 +272,7 @@ POLICIES = {
     **{f"fixed-{n}": {"policy": "fixed", "value": float(n)} for n in (0, 1, 2, 7)},
 }
 DRAFT_MODEL = {"method": "draft_model", "model": "draft_model", "k": 3}
+EAGLE3 = {"method": "eagle3", "model": "eagle3", "k": 3}
 DSPARK = {"method": "dspark", "model": "dspark", "k": 5}
 GRAMMARS = {"free": {}, "schema": SCHEMA}
 CONCURRENCY = 3
@@ -295,6 +330,9 @@ def renamed(cells, group):
 def dspark(tmp_path_factory, target_folder):
     """A DSpark drafter with a confidence head; every second request has no grammar."""
     mixed = renamed(grid(DSPARK, "schema", "all none fixed per_request native-cheap native native-dear"), "mixed")
+    mixed |= renamed(
+        grid(DSPARK, "schema", "none", max_tokens=48), "long"
+    )  # requests end, and others begin beside drafts
     return av_engine.run(mixed, tmp_path_factory.mktemp("dspark"), mixed=tuple(mixed))
 
 
@@ -305,7 +343,14 @@ def dspark_async(tmp_path_factory, target_folder):
     return av_engine.run(mixed, tmp_path_factory.mktemp("async"), mixed=tuple(mixed))
 
 
-@pytest.fixture(params=["self_drafting", "draft_model", "ngram", "dspark", "dspark_async"])
+@pytest.fixture(scope="module")
+def eagle3_async(tmp_path_factory, target_folder):
+    """vLLM's online estimator where it is taught what the grammar refuses."""
+    cells = grid(EAGLE3, "free", "all native", "async") | grid(EAGLE3, "schema", "all fixed native", "async")
+    return av_engine.run(cells, tmp_path_factory.mktemp("eagle3"))
+
+
+@pytest.fixture(params=["self_drafting", "draft_model", "ngram", "dspark", "dspark_async", "eagle3_async"])
 def engine(request):
     return request.getfixturevalue(request.param)
 
@@ -385,8 +430,8 @@ def test_outputs_under_a_grammar_are_valid_or_cut_by_length(engine):
 
 
 @pytest.mark.engine
-def test_three_regimes_in_batches_of_structured_and_free_requests_and_a_prefill_in_some(dspark):
-    """Report R4: budget none, some and all in steps with and without a grammar; prefills lie in some of these steps."""
+def test_three_regimes_in_batches_of_structured_and_free_requests_and_a_prefill(dspark):
+    """Report R4: budget none, some and all in steps with and without a grammar, and each of them beside a prefill."""
     regimes, prefills = {"none": 0, "some": 0, "all": 0}, {"none": 0, "some": 0, "all": 0}
     for folder in dspark.values():
         structured = set(ledger.read_table(folder, "requests").dropna(subset="output_class")["request_id"])
@@ -402,7 +447,7 @@ def test_three_regimes_in_batches_of_structured_and_free_requests_and_a_prefill_
                 regimes[regime] += 1
                 prefills[regime] += bool((rows["request_step"] == 0).any())
     assert min(regimes.values()) > 0, regimes
-    assert min(prefills["some"], prefills["all"]) > 0, prefills
+    assert min(prefills.values()) > 0, prefills
 
 
 @pytest.mark.engine
@@ -505,7 +550,9 @@ def test_a_replay_is_priced_as_the_real_run_is(self_drafting):
 def test_a_smaller_k_replays_the_run_that_had_it(self_drafting, tmp_path_factory):
     shorter = grid({**SELF, "k": 2}, "schema", "all", **SHORT)
     real = av_engine.run(shorter, tmp_path_factory.mktemp("shorter"))["schema+all"]
-    compare(load([self_drafting["schema+none"]]), real, "k=2", k=2)
+    full = self_drafting["schema+all"]
+    for known in (load([self_drafting["schema+none"]]), load([full], again.ask(full))):
+        compare(known, real, "k=2", k=2)
 
 
 @pytest.mark.engine

@@ -5,7 +5,7 @@ Its figures are in `specgram_lab.av.figures`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,12 @@ def table(results: lab.Results, curves: Sequence[CostCurve]) -> pd.DataFrame:
 
     Returns:
         run_id, drafter, k, grammar, concurrency, scheduling, budget; drafted, av_skipped, verified, accepted, steps
-        (of the engine); ``accepted_per_verified``; ``outputs`` (valid / judged, empty without a grammar); one column
-        ``tokens_per_s: NAME`` a curve, from the sizes of the real steps without a prefill, for outputs as they are,
-        also where the limit of tokens cut them. Runs without adaptive verification have no record and no estimate.
+        (of the engine); ``refits`` of the acceptance estimator (empty without one; 0: vLLM's first guess ranks);
+        ``accepted_per_verified``; ``outputs`` (valid / judged, empty without a grammar; what is not valid was cut by
+        max_tokens, or is counted in the table requests); ``texts``, outputs that are those of the run with budget all
+        (in bfloat16 the target rounds differently with other numbers of tokens, and a tie may fall otherwise); one
+        column ``tokens_per_s: NAME`` a curve, from the sizes of the real steps without a prefill, for outputs as they
+        are, also where the limit of tokens cut them. Runs without adaptive verification have no record and no estimate.
     """
     good = results.runs[results.runs["outcome"] == "ok"]
     av = {str(run_id): part for run_id, part in read(results)["av_steps"].groupby("run_id")}
@@ -70,12 +73,39 @@ def table(results: lab.Results, curves: Sequence[CostCurve]) -> pd.DataFrame:
         row |= {"scheduling": run["scheduling_effective"], "budget": run["budget_effective"]}
         row |= {name: int(steps[name].sum()) for name in ("drafted", "av_skipped", "verified", "accepted")}
         row["steps"] = steps["step"].nunique()
+        row["refits"] = _refits(av.get(run["run_id"]))
         row["accepted_per_verified"] = row["accepted"] / row["verified"] if row["verified"] else None
         row["outputs"] = _valid(results.requests[results.requests["run_id"] == run["run_id"]])
+        row["texts"] = ""
         for curve in curves if run["run_id"] in av else ():
             row[f"tokens_per_s: {curve.name}"] = speed(steps, av[run["run_id"]], curve)
         rows.append(row)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    if len(frame):
+        frame["texts"] = _texts(frame, results.requests)
+    return frame
+
+
+def _refits(av_steps: pd.DataFrame | None) -> int | None:
+    found = pd.Series(dtype="Int64") if av_steps is None else av_steps["refits"].dropna()
+    return int(found.max()) if len(found) else None
+
+
+def _texts(runs: pd.DataFrame, requests: pd.DataFrame) -> list[str]:
+    """Of each run the outputs that are those of the run with budget all, of all; empty where there is no such run."""
+    own = {
+        str(run_id): {str(r): list(ids) for r, ids in zip(part["request_id"], part["token_ids"], strict=True)}
+        for run_id, part in requests.dropna(subset="token_ids").groupby("run_id")
+    }
+    keys = list(map(tuple, runs[["drafter", "k", "grammar", "concurrency", "scheduling"]].to_numpy().tolist()))
+    every = zip(keys, runs["budget"], runs["run_id"], strict=True)
+    full = {key: own[run_id] for key, budget, run_id in every if budget == "all"}
+    found = []
+    for key, run_id in zip(keys, runs["run_id"], strict=True):
+        texts = full.get(key)
+        same = sum(text == (texts or {}).get(request) for request, text in own[run_id].items())
+        found.append("" if texts is None else f"{same}/{len(texts)}")
+    return found
 
 
 def _valid(requests: pd.DataFrame) -> str:
@@ -221,7 +251,8 @@ def drift(results: lab.Results) -> pd.DataFrame:
 def refit(seen: pd.DataFrame, *, without_invalid: bool) -> pd.DataFrame:
     """The estimator of one run fitted again from its verdicts, with or without those that are the grammar's.
 
-    ``seen``: `verdicts` of one run. With all of them the result is what vLLM's own fit gave, up to rounding;
+    ``seen``: `verdicts` of one run. With all of them the result is what vLLM's own fit gave, up to rounding (where
+    scheduling is asynchronous vLLM's own sees a verdict up to a step later, and differs in the second digit);
     without those of grammar-invalid tokens it is what the estimator would know of the drafter alone. Predictions
     are made anew as the coefficients change.
 
@@ -279,8 +310,9 @@ def spoiled(seen: pd.DataFrame, runs: pd.DataFrame, results: lab.Results) -> pd.
 
     Returns:
         ``runs`` with, for the last fit: ``refits``, slope as ``recorded``, as ``again`` from all verdicts (a check: the
-        same but for rounding) and ``spared``, and ``p recorded`` and ``p spared``: the mean probability that each gives
-        the first token of a draft that the grammar accepts, beside ``p real``, how many of these were accepted.
+        same but for rounding, asynchronously but for a step) and ``spared``, and ``p recorded`` and ``p spared``: the
+        mean probability that each gives the first token of a draft that the grammar accepts, beside ``p real``, how
+        many of these were accepted.
         Runs that were never fitted have no row.
     """
     state = read(results)["av_steps"].dropna(subset=["slope"]).sort_values("step").groupby("run_id").last()
@@ -324,8 +356,20 @@ def what_if(recording: Recording, curve: CostCurve) -> pd.DataFrame:
     k, concurrency = recording.cell.drafter.k, recording.cell.workload.concurrency
     done = replay(recording, policies(k, concurrency, [curve]), costs=curve).totals
     done["accepted_per_verified"] = done["accepted"] / done["verified"].where(done["verified"] > 0)
-    columns = ["policy", "engine_steps", "verified", "accepted", "accepted_per_verified", "budget", "tokens_per_s"]
-    return done.sort_values("tokens_per_s", ascending=False)[[*columns, "narrow", "refused"]].reset_index(drop=True)
+    done["over_all"] = done["tokens_per_s"] / done.loc[done["policy"] == "all", "tokens_per_s"].iloc[0]
+    columns = ["policy", "tokens_per_s", "over_all", "engine_steps", "verified", "accepted", "accepted_per_verified"]
+    columns += ["narrow", "inexact", "refused"]
+    return done.sort_values("tokens_per_s", ascending=False)[columns].reset_index(drop=True)
+
+
+def best(known: Mapping[tuple[str, str, int], Recording], curves: Sequence[CostCurve]) -> pd.DataFrame:
+    """The fastest policy of `what_if`, a row a recording (by drafter, grammar and concurrency) and curve."""
+    rows = []
+    for (drafter, grammar, concurrency), recording in known.items():
+        for curve in curves:
+            about = {"drafter": drafter, "grammar": grammar, "concurrency": concurrency, "curve": curve.name}
+            rows.append(about | what_if(recording, curve).iloc[0].to_dict())
+    return pd.DataFrame(rows)
 
 
 def scaled(curve: CostCurve, factor: float) -> CostCurve:
@@ -333,6 +377,11 @@ def scaled(curve: CostCurve, factor: float) -> CostCurve:
     first = curve.verify[0].ms
     verify = tuple(costs.Point(size=p.size, ms=first + (p.ms - first) * factor) for p in curve.verify)
     return curve.model_copy(update={"verify": verify, "name": f"{curve.name} x {factor:.2g}"})
+
+
+def reach(curves: Sequence[CostCurve]) -> str:
+    """How far each curve was measured, for a caption: beyond its last point the last slope goes on."""
+    return "; ".join(f"{curve.name} to {curve.verify[-1].size} tokens a step" for curve in curves)
 
 
 def all_curves() -> list[CostCurve]:

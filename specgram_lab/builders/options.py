@@ -148,6 +148,8 @@ def speculative_config(cell: Cell) -> dict[str, Any] | None:
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(drafter.synthetic_rates)}
     if cell.engine.budget.policy != "off":
         config["enable_adaptive_verification"] = True
+    if drafter.local_argmax:
+        config["use_local_argmax_reduction"] = True
     return config
 
 
@@ -191,6 +193,10 @@ def engine_arguments(cell: Cell) -> dict[str, Any]:
     template = Path(arguments["model"]) / "chat_template.jinja"
     if template.is_file():  # the one that is used anyway; vLLM would load a processor to look for another
         arguments["chat_template"] = str(template)
+    if engine.cudagraph_mode is not None:
+        arguments["compilation_config"] = {"cudagraph_mode": engine.cudagraph_mode}
+    if engine.lora:
+        arguments["enable_lora"] = True
     if engine.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = engine.max_num_batched_tokens
     config = speculative_config(cell)
