@@ -347,7 +347,7 @@ def dspark_async(tmp_path_factory, target_folder):
 def eagle3_async(tmp_path_factory, target_folder):
     """vLLM's online estimator where it is taught what the grammar refuses."""
     cells = grid(EAGLE3, "free", "all native", "async") | grid(EAGLE3, "schema", "all fixed native", "async")
-    return av_engine.run(cells, tmp_path_factory.mktemp("eagle3"))
+    return av_engine.run(cells, tmp_path_factory.mktemp("eagle3_async"))
 
 
 @pytest.fixture(params=["self_drafting", "draft_model", "ngram", "dspark", "dspark_async", "eagle3_async"])
