@@ -24,10 +24,9 @@ def held(results: lab.Results, compared: pd.DataFrame) -> pd.DataFrame:
         compared: `specgram_lab.av.report.table` of them.
 
     Returns:
-        drafter, grammar, concurrency, budget; ``texts`` (outputs that are those of the run with budget all, of all);
-        ``engine_steps``, drafted, verified and accepted (of the outputs' own tokens), each followed by the
-        ``replayed`` one; ``equal_steps``, the engine steps in which everything is the same; ``narrow`` steps, in
-        which rounding may decide; ``refused``, why a replay stopped.
+        drafter, grammar, concurrency, budget and ``texts``, as given; ``engine_steps``, drafted, verified and accepted
+        (of the outputs' own tokens), each followed by the ``replayed`` one; ``equal_steps``, the engine steps in which
+        everything is the same; ``narrow`` steps, in which rounding may decide; ``refused``, why a replay stopped.
     """
     sync = compared[compared["drafter"].isin(ASKABLE) & (compared["scheduling"] == "sync")]
     runs = {run_id: Run.read(results.folder / "cells" / run_id) for run_id in sync["run_id"]}
@@ -36,12 +35,10 @@ def held(results: lab.Results, compared: pd.DataFrame) -> pd.DataFrame:
         full = group[group["budget"] == "all"]["run_id"]
         if full.empty:
             continue
-        first, known = runs[full.iloc[0]], _known(results.folder / "cells" / full.iloc[0])
+        known = _known(results.folder / "cells" / full.iloc[0])
         for run in group.to_dict("records"):
-            about = {name: run[name] for name in ("drafter", "grammar", "concurrency", "budget")}
-            rows.append(
-                about | ({"refused": known} if isinstance(known, str) else _row(known, first, runs[run["run_id"]]))
-            )
+            about = {name: run[name] for name in ("drafter", "grammar", "concurrency", "budget", "texts")}
+            rows.append(about | ({"refused": known} if isinstance(known, str) else _row(known, runs[run["run_id"]])))
     return pd.DataFrame(rows)
 
 
@@ -53,13 +50,12 @@ def _known(folder: Path) -> Recording | str:
         return str(fault)
 
 
-def _row(known: Recording, full: Run, real: Run) -> dict[str, Any]:
+def _row(known: Recording, real: Run) -> dict[str, Any]:
     done = replay(known, [real.cell.engine.budget], detail=True)
     total = done.totals.iloc[0]
     steps = pd.concat(real.steps.values())
     steps = steps.assign(accepted=steps[["accepted", "committed"]].min(axis=1))
-    same = sum(real.texts[request] == text for request, text in full.texts.items())
-    row: dict[str, Any] = {"texts": f"{same}/{len(full.texts)}"}
+    row: dict[str, Any] = {}
     for name, value in {"engine_steps": steps["step"].nunique(), **steps[list(COUNTS)].sum()}.items():
         row |= {name: int(value), f"{name} replayed": total[name]}
     row["equal_steps"] = _equal(done.steps, steps)
